@@ -1,0 +1,30 @@
+"""Any program: it is told its place in the neutral variables, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic_adapter.adapters.registry import Options
+from elastic_adapter.core.environment import neutral_env
+from elastic_adapter.core.model import Seat
+from elastic_adapter.core.ports import FailureDetail
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAdapter:
+    name: str = "plain"
+    preload: tuple[str, ...] = ()
+
+    def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        return {}
+
+    def worker_env(self, seat: Seat) -> dict[str, str]:
+        return neutral_env(seat)
+
+    def read_error_file(self, content: str) -> FailureDetail | None:
+        return None
+
+
+def create(options: Options) -> PlainAdapter:
+    return PlainAdapter()

@@ -1,0 +1,348 @@
+"""The agent: follows the directives on this node, supervises its workers, reports what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_adapter.core.client import Link
+from elastic_adapter.core.config import JobConfig, NodeConfig
+from elastic_adapter.core.errors import LinkBroken, SpawnFailed, assert_never
+from elastic_adapter.core.events import MemberLeaving, NodeDrained, PortsOffered, StopRequested, WorkerExited
+from elastic_adapter.core.model import (
+    Assignment,
+    Drain,
+    Failed,
+    Halt,
+    Hold,
+    Member,
+    Outcome,
+    Run,
+    Seat,
+    Stopped,
+    WorkerExit,
+    signal_name,
+)
+from elastic_adapter.core.processes import Guard
+from elastic_adapter.core.reservation import Reservations
+from elastic_adapter.core.standby import StandbyPool
+from elastic_adapter.core.summary import summarize
+from elastic_adapter.core.workers import Starter, Worker
+
+log = logging.getLogger(__name__)
+
+# These end the whole job; any other handled signal asks only this node to go.
+_ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
+# One for the next generation and one for the generation after it, should that follow at once.
+_PORTS_OFFERED = 2
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuardEnded:
+    pass
+
+
+Incident: TypeAlias = Run | Drain | Hold | Halt | WorkerEnded | LinkLost | GuardEnded
+
+
+class Agent:
+    """One per node. Incidents come through one queue and are handled one after the other."""
+
+    def __init__(
+        self, job: JobConfig, node: NodeConfig, starter: Starter, guard: Guard, pool: StandbyPool | None, link: Link
+    ) -> None:
+        self._job = job
+        self._node = node
+        self._starter = starter
+        self._guard = guard
+        self._pool = pool
+        self._link = link
+        self._incidents: asyncio.Queue[Incident] = asyncio.Queue()
+        # Directives that wait in the queue: a world that is already out of date is not started.
+        self._directives_waiting = 0
+        self._directive_came = asyncio.Event()
+        self._reservations = Reservations(node.address)
+        self._ports: list[int] = []
+        self._assignment: Assignment | None = None
+        self._workers: list[Worker] = []
+        self._signals = 0
+        # Set by a second signal: whoever waits for workers to end in good order stops waiting.
+        self._hurry = asyncio.Event()
+        # When the failure that the next generation will answer was seen (monotonic).
+        self._failed_at: float | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> Outcome:
+        """Take part in the job until it is over for this node."""
+        self._handle_signals()
+        self._reserve_ports()
+        await self._link.attach(self._member(), running=None, exits=())
+        listeners = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_guard())]
+        try:
+            while True:
+                outcome = await self._handle(await self._incidents.get())
+                if outcome is not None:
+                    return outcome
+        finally:
+            for task in (*listeners, *self._reports):
+                task.cancel()
+            if self._pool is not None:
+                self._pool.close()
+            self._reservations.close()
+
+    async def _handle(self, incident: Incident) -> Outcome | None:
+        """Act on what happened; an outcome means that it is over."""
+        if isinstance(incident, Run | Drain | Hold | Halt):
+            self._directives_waiting -= 1
+        match incident:
+            case Run(assignment=assignment):
+                await self._run_world(assignment)
+            case Drain(generation=generation, grace_s=grace_s):
+                await self._drain(generation, grace_s)
+            case Hold(reason=reason):
+                await self._hold(reason)
+            case Halt(outcome=outcome):
+                await self._halt(outcome)
+                return outcome
+            case WorkerEnded(worker=worker):
+                await self._report_exit(worker)
+            case LinkLost(why=why):
+                await self._stop(signal.SIGTERM, self._node.grace_s)
+                return Failed(f"the coordinator is gone: {why}")
+            case GuardEnded():
+                return Failed("the guard process ended; all workers were ended with it")
+            case _:
+                assert_never(incident)
+        return None
+
+    # What comes in.
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._node.signals:
+            # A signal that was ignored when we started (nohup) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: int) -> None:
+        """Tell the coordinator at once, whatever this agent is waiting for; a second signal ends the waiting."""
+        self._signals += 1
+        name = signal_name(number)
+        if self._signals > 1:
+            log.warning("%s again: workers are killed without further grace", name)
+            self._hurry.set()
+            return
+        log.info("%s received: stopping", name)
+        node = self._node.node
+        report = StopRequested(node, number) if number in _ENDS_THE_JOB else MemberLeaving(node, number)
+        task = asyncio.create_task(self._link.report(report))
+        self._reports.add(task)
+
+    async def _listen(self) -> None:
+        try:
+            async for directive in self._link.directives():
+                self._directives_waiting += 1
+                self._directive_came.set()
+                self._incidents.put_nowait(directive)
+            self._incidents.put_nowait(LinkLost("it ended the stream"))
+        except LinkBroken as error:
+            self._incidents.put_nowait(LinkLost(str(error)))
+
+    async def _watch_guard(self) -> None:
+        assert self._guard.lost is not None
+        await self._guard.lost
+        self._incidents.put_nowait(GuardEnded())
+
+    # Directives.
+
+    async def _run_world(self, assignment: Assignment) -> None:
+        if self._assignment is not None and assignment.generation <= self._assignment.generation:
+            return
+        if self._pool is not None:
+            self._pool.stop_filling()
+        await self._offer_ports(assignment)
+        await self._stop(signal.SIGTERM, self._node.grace_s)
+        self._release_port()
+        self._assignment = assignment
+        await self._wait_for_start(assignment.start_delay_s)
+        if self._directives_waiting:
+            return
+        await self._start(assignment)
+
+    async def _drain(self, generation: int, grace_s: float) -> None:
+        if self._assignment is None or generation != self._assignment.generation:
+            return
+        await self._stop(signal.SIGTERM, min(grace_s, self._node.grace_s))
+        await self._link.report(NodeDrained(self._node.node, generation))
+
+    async def _hold(self, reason: str) -> None:
+        log.info("workers are stopped until the next world: %s", reason)
+        await self._stop(signal.SIGTERM, self._node.grace_s)
+        if self._node.master_port is not None:
+            self._ports = [self._node.master_port]
+        await self._link.report(PortsOffered(self._node.node, tuple(self._ports)))
+        if self._pool is not None:
+            self._pool.fill_now()
+
+    async def _halt(self, outcome: Outcome) -> None:
+        number = outcome.signal if isinstance(outcome, Stopped) else signal.SIGTERM
+        if self._pool is not None:
+            self._pool.close()
+        await self._stop(number, self._node.grace_s)
+        restarts = self._assignment.restart_count if self._assignment is not None else 0
+        level = logging.ERROR if isinstance(outcome, Failed) else logging.INFO
+        log.log(level, "%s", summarize(outcome, restarts))
+
+    # Workers.
+
+    async def _start(self, assignment: Assignment) -> None:
+        begun = time.monotonic()
+        for local_rank in range(assignment.slots):
+            seat = self._seat(assignment, local_rank)
+            try:
+                worker = await self._start_one(seat)
+            except SpawnFailed as error:
+                await self._report_not_started(seat, error)
+                return
+            self._workers.append(worker)
+            worker.process.exited.add_done_callback(lambda _, worker=worker: self._ended(worker))
+        warm = sum(worker.warm for worker in self._workers)
+        since, origin = (self._failed_at, "the failure") if self._failed_at is not None else (begun, "its order")
+        log.info(
+            "generation %d: %d worker(s) started, %d of them from standby, %.3f s after %s",
+            assignment.generation,
+            len(self._workers),
+            warm,
+            time.monotonic() - since,
+            origin,
+        )
+        self._failed_at = None
+        if self._pool is not None:
+            self._pool.follow(assignment)
+
+    async def _start_one(self, seat: Seat) -> Worker:
+        standby = self._pool.take(seat.local_rank) if self._pool is not None else None
+        if standby is not None:
+            return self._starter.wake(standby, seat)
+        return await self._starter.cold(seat)
+
+    def _seat(self, assignment: Assignment, local_rank: int) -> Seat:
+        return Seat(
+            assignment=assignment,
+            local_rank=local_rank,
+            job_id=self._job.job_id,
+            node=self._node.node,
+            max_restarts=self._job.policy.max_restarts,
+            role=self._node.role,
+            error_file=str(self._starter.error_file(assignment.restart_count, local_rank)),
+        )
+
+    def _ended(self, worker: Worker) -> None:
+        """The process is gone; exits that we brought about ourselves are nobody's news."""
+        if worker in self._workers:
+            self._incidents.put_nowait(WorkerEnded(worker))
+
+    async def _report_exit(self, worker: Worker) -> None:
+        if worker not in self._workers:
+            return
+        exit = await self._starter.account(worker, worker.process.exited.result())
+        if not exit.ok:
+            if self._failed_at is None:
+                self._failed_at = time.monotonic()
+            log.warning("rank %d (pid %d) %s", exit.rank, exit.pid, exit.how)
+        await self._link.report(WorkerExited(exit))
+
+    async def _report_not_started(self, seat: Seat, error: SpawnFailed) -> None:
+        """A program that can't be executed counts as a worker that failed, with the shell's code for it."""
+        exit = WorkerExit(
+            node=self._node.node,
+            generation=seat.assignment.generation,
+            local_rank=seat.local_rank,
+            rank=seat.rank,
+            code=_NOT_EXECUTABLE if error.errno == errno.EACCES else _NOT_FOUND,
+            signal=None,
+            at=time.time(),
+            detail_source="error",
+            detail=str(error),
+        )
+        log.warning("rank %d: %s", seat.rank, error)
+        await self._link.report(WorkerExited(exit))
+
+    async def _stop(self, number: int, grace_s: float) -> None:
+        """End all workers: the signal, the grace, SIGKILL, and then whatever they left behind."""
+        workers, self._workers = self._workers, []
+        if not workers:
+            return
+        for worker in workers:
+            self._guard.signal(worker.process, number)
+        if not await self._all_ended(workers, grace_s):
+            stubborn = [worker for worker in workers if worker.process.alive]
+            log.warning("%d worker(s) did not end on %s: SIGKILL", len(stubborn), signal_name(number))
+            for worker in stubborn:
+                self._guard.signal(worker.process, signal.SIGKILL)
+            await asyncio.gather(*(worker.process.exited for worker in stubborn))
+        await self._guard.sweep()
+        for worker in workers:
+            worker.process.channel.close()
+
+    async def _all_ended(self, workers: list[Worker], grace_s: float) -> bool:
+        ended = asyncio.ensure_future(asyncio.gather(*(worker.process.exited for worker in workers)))
+        hurry = asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait({ended, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            return ended.done()
+        finally:
+            hurry.cancel()
+            if not ended.done():
+                # The futures belong to the processes: only the waiting is given up.
+                ended.add_done_callback(lambda _: None)
+
+    # Ports and waiting.
+
+    def _member(self) -> Member:
+        return Member(self._node.node, self._node.address, self._node.slots, order=0, ports=tuple(self._ports))
+
+    def _reserve_ports(self) -> None:
+        if self._node.master_port is not None:
+            self._ports = [self._node.master_port]
+            return
+        while len(self._ports) < _PORTS_OFFERED:
+            self._ports.append(self._reservations.reserve())
+
+    async def _offer_ports(self, assignment: Assignment) -> None:
+        """The world took one of our ports for its master: offer a fresh one in its place."""
+        if assignment.master.port in self._ports and assignment.group_rank == 0:
+            self._ports.remove(assignment.master.port)
+            if self._node.master_port is None:
+                self._reserve_ports()
+            await self._link.report(PortsOffered(self._node.node, tuple(self._ports)))
+
+    def _release_port(self) -> None:
+        """The generation that ran here is over: its master's port is free for anybody."""
+        if self._assignment is not None and self._assignment.group_rank == 0:
+            self._reservations.release(self._assignment.master.port)
+
+    async def _wait_for_start(self, delay_s: float) -> None:
+        """Wait as the world says; a newer directive ends the waiting."""
+        if delay_s > 0:
+            self._directive_came.clear()
+            waiting = asyncio.create_task(self._directive_came.wait())
+            await asyncio.wait({waiting}, timeout=delay_s)
+            waiting.cancel()

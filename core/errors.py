@@ -1,0 +1,44 @@
+"""The errors of this project, named by what the one who catches them can do."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+class ElasticError(Exception):
+    """The root of all errors raised on purpose here."""
+
+
+class UserError(ElasticError):
+    """The user's input can't be followed. The message is one line that says what to do; exit code 2."""
+
+
+class Fenced(ElasticError):
+    """A commit came from a leader that is no longer the leader. Step down; do not repeat it."""
+
+    def __init__(self, epoch: int, current: int) -> None:
+        super().__init__(f"leader epoch {epoch} is over: the current one is {current}")
+        self.epoch = epoch
+        self.current = current
+
+
+class GuardLost(ElasticError):
+    """The guard process ended although the agent still needs it: the workers can't be trusted to be ours."""
+
+
+class LinkBroken(ElasticError):
+    """The stream to the coordinator is gone. What was sent last may or may not have arrived."""
+
+
+class SpawnFailed(ElasticError):
+    """A program could not be started at all: not found, not executable."""
+
+    def __init__(self, program: str, errno: int, why: str) -> None:
+        super().__init__(f"can't start {program}: {why}")
+        self.program = program
+        self.errno = errno
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """The end of a ``match`` over a union: the type checker proves that it is never reached."""
+    raise AssertionError(f"unhandled value: {value!r}")

@@ -1,0 +1,249 @@
+"""The values everything else is made of: members, worlds, exits, directives and outcomes.
+
+Read this file first, then ``job.py``. Nothing here knows a clock, a socket or a process.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+
+class Level(IntEnum):
+    """How much the launcher does by itself when something is lost."""
+
+    OFF = 0
+    FAULT_TOLERANT = 1
+    ELASTIC = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that is present, whether or not the current world has a place for it."""
+
+    node: str
+    address: str
+    slots: int
+    # Grows with every join: the order in which nodes came.
+    order: int
+    # Ports that the node's agent holds reserved, each good for one generation's master.
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    step: int
+    generation: int
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One node's part of a world: its workers have the ranks from ``rank_offset`` on."""
+
+    node: str
+    address: str
+    slots: int
+    rank_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one node needs in order to run its part of a world, whatever the number of nodes."""
+
+    generation: int
+    restart_count: int
+    group_rank: int
+    group_size: int
+    rank_offset: int
+    slots: int
+    world_size: int
+    master: Endpoint
+    reason: str
+    resume_from: CheckpointRef | None = None
+    start_delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Generation n of the job: who runs which ranks. The index of a placement is its group rank."""
+
+    generation: int
+    # Restarts charged to the budget so far; a change of membership does not raise it.
+    restart_count: int
+    placements: tuple[Placement, ...]
+    master: Endpoint
+    reason: str
+    resume_from: CheckpointRef | None = None
+    start_delay_s: float = 0.0
+
+    @property
+    def world_size(self) -> int:
+        return sum(placement.slots for placement in self.placements)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(placement.node for placement in self.placements)
+
+    def ranks(self, node: str) -> frozenset[int]:
+        """The ranks that run on this node; none where it has no place."""
+        for placement in self.placements:
+            if placement.node == node:
+                return frozenset(range(placement.rank_offset, placement.rank_offset + placement.slots))
+        return frozenset()
+
+    def assignment(self, node: str) -> Assignment:
+        group_rank = self.nodes.index(node)
+        placement = self.placements[group_rank]
+        return Assignment(
+            generation=self.generation,
+            restart_count=self.restart_count,
+            group_rank=group_rank,
+            group_size=len(self.placements),
+            rank_offset=placement.rank_offset,
+            slots=placement.slots,
+            world_size=self.world_size,
+            master=self.master,
+            reason=self.reason,
+            resume_from=self.resume_from,
+            start_delay_s=self.start_delay_s,
+        )
+
+
+def exit_status(code: int | None, signal_number: int | None) -> int:
+    """The shell's convention: the code itself, or 128 + the signal's number."""
+    return 128 + signal_number if signal_number is not None else code or 0
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """A worker ended. Exactly one of ``code`` and ``signal`` is set."""
+
+    node: str
+    generation: int
+    local_rank: int
+    rank: int
+    code: int | None
+    signal: int | None
+    # Wall clock of the node, seconds since the epoch: for people, never for decisions.
+    at: float
+    pid: int = 0
+    # Where the failure's words come from ("traceback", "error file", "stderr") and the words.
+    detail_source: str = ""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    @property
+    def status(self) -> int:
+        return exit_status(self.code, self.signal)
+
+    @property
+    def how(self) -> str:
+        if self.signal is not None:
+            return f"was killed by {signal_name(self.signal)}"
+        return f"exited with code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    reason: str = "all workers ended with code 0"
+
+    @property
+    def exit_code(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job is over without success. ``first`` is the failure that decided it, where a worker did."""
+
+    reason: str
+    first: WorkerExit | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return self.first.status if self.first is not None else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Somebody asked for the end."""
+
+    reason: str
+    signal: int
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal
+
+
+Outcome: TypeAlias = Succeeded | Failed | Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Stop whatever runs of an older generation, then run this part of the world."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell the workers to save, then stop them, within ``grace_s``, and report that it is done."""
+
+    generation: int
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Stop the workers and wait for the next world."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Stop the workers and end the agent with the outcome's code."""
+
+    outcome: Outcome
+
+
+Directive: TypeAlias = Run | Drain | Hold | Halt
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One worker's place in a world, with everything an adapter may want to tell the worker."""
+
+    assignment: Assignment
+    local_rank: int
+    job_id: str
+    node: str
+    max_restarts: int
+    role: str = "default"
+    error_file: str = ""
+
+    @property
+    def rank(self) -> int:
+        return self.assignment.rank_offset + self.local_rank

@@ -1,0 +1,107 @@
+"""The outside as the core sees it: what a registry, an adapter and a program must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from elastic_adapter.core.model import Outcome, Seat, World
+from elastic_adapter.core.restart import History
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads the job and where it listens. A later leader has a higher epoch."""
+
+    node: str
+    address: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is committed of a job: all that a new leader needs in order to go on."""
+
+    world: World | None = None
+    history: History = History()
+    outcome: Outcome | None = None
+
+
+class Registry(Protocol):
+    """Where the truth of one job is kept."""
+
+    async def campaign(self, node: str, address: str) -> Leader:
+        """Become the leader if there is none; either way, say who leads. Safe to repeat."""
+        ...
+
+    async def load(self) -> Record:
+        """The last record committed; an empty one before the first."""
+        ...
+
+    async def commit(self, epoch: int, record: Record) -> None:
+        """Replace the record, if ``epoch`` still leads; else raise ``Fenced`` and change nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PythonProgram:
+    """A Python program, run through the bootstrap. ``mode`` is script, module or path."""
+
+    mode: str
+    target: str
+    args: tuple[str, ...]
+    python: str
+
+    def command(self) -> tuple[str, ...]:
+        """The command that a person would type for the same effect."""
+        flags = ("-u", "-m") if self.mode == "module" else ("-u",)
+        return (self.python, *flags, self.target, *self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProgram:
+    """Any other program, executed as it is."""
+
+    argv: tuple[str, ...]
+
+    def command(self) -> tuple[str, ...]:
+        return self.argv
+
+
+Program: TypeAlias = PythonProgram | NativeProgram
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDetail:
+    """A failure in the words of the framework's own error file."""
+
+    message: str
+    traceback: str
+
+
+class Adapter(Protocol):
+    """The launch side of a framework: it turns a seat in a world into what the framework reads.
+
+    It must import, and all of it must work, where the framework is not installed.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules that a standby imports while it waits."""
+        ...
+
+    def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Variables known before the world is: they are set before the framework is imported."""
+        ...
+
+    def worker_env(self, seat: Seat) -> dict[str, str]:
+        """Variables that tell a worker its place in the world."""
+        ...
+
+    def read_error_file(self, content: str) -> FailureDetail | None:
+        """What a worker of this framework wrote of its own failure, if it can be read."""
+        ...

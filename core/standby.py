@@ -1,0 +1,128 @@
+"""The pool of warm standbys: one idle process per slot, filled in the background, emptied by a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from elastic_adapter.core.errors import SpawnFailed
+from elastic_adapter.core.model import Assignment
+from elastic_adapter.core.readiness import connections_to, cpu_ticks, idle_cpus
+from elastic_adapter.core.workers import Standby, Starter, discard
+
+log = logging.getLogger(__name__)
+
+# Looked at only while a generation starts.
+_LOOK_EVERY_S = 0.25
+# From when on standbys are made although the CPU never rests: they run at the lowest priority.
+_BUSY_ENOUGH_S = 3.0
+# A script that forms no group at all is taken to be past its start after this long.
+_NO_GROUP_S = 15.0
+# A slot whose standbys end by themselves this often gets none any more.
+_MOST_DEATHS = 2
+
+
+class StandbyPool:
+    """Keeps one standby per slot. ``take`` never waits: what is not there is started cold."""
+
+    def __init__(self, starter: Starter, preload: tuple[str, ...], slots: int) -> None:
+        self._starter = starter
+        self._preload = preload
+        self._slots = slots
+        self._standbys: dict[int, Standby] = {}
+        self._deaths = dict.fromkeys(range(slots), 0)
+        self._filling: asyncio.Task[None] | None = None
+        self._warned: set[str] = set()
+
+    def follow(self, assignment: Assignment) -> None:
+        """Fill the pool once the workers of this generation are past their start."""
+        self._refill(assignment)
+
+    def fill_now(self) -> None:
+        """Fill the pool at once: nothing else runs here that it could disturb."""
+        self._refill(None)
+
+    def take(self, local_rank: int) -> Standby | None:
+        """A standby for this slot, imported or still importing; None: start cold."""
+        standby = self._standbys.pop(local_rank, None)
+        if standby is not None and not standby.process.alive:
+            discard(standby)
+            return None
+        return standby
+
+    def stop_filling(self) -> None:
+        """Leave the CPU to whatever comes now."""
+        if self._filling is not None:
+            self._filling.cancel()
+            self._filling = None
+
+    def close(self) -> None:
+        self.stop_filling()
+        for standby in self._standbys.values():
+            discard(standby)
+        self._standbys.clear()
+
+    def _refill(self, assignment: Assignment | None) -> None:
+        self.stop_filling()
+        self._filling = asyncio.create_task(self._fill(assignment))
+
+    async def _fill(self, assignment: Assignment | None) -> None:
+        if assignment is not None:
+            await _past_the_start(assignment)
+        at_once = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 8))
+        await asyncio.gather(*(self._keep(local_rank, at_once) for local_rank in range(self._slots)))
+        log.debug("standbys are ready for all %d slots", self._slots)
+
+    async def _keep(self, local_rank: int, at_once: asyncio.Semaphore) -> None:
+        """Make a standby for this slot, unless it has one or its standbys do not live."""
+        async with at_once:
+            while self._deaths[local_rank] < _MOST_DEATHS:
+                standby = self._standbys.get(local_rank)
+                if standby is None:
+                    try:
+                        standby = await self._starter.standby(local_rank, self._preload)
+                    except SpawnFailed:
+                        return
+                    self._standbys[local_rank] = standby
+                if await _ready_or_ended(standby):
+                    self._warn(standby)
+                    return
+                if self._standbys.get(local_rank) is standby:
+                    discard(self._standbys.pop(local_rank))
+                self._deaths[local_rank] += 1
+            log.warning("standbys of local rank %d end while they import: its restarts will be cold", local_rank)
+
+    def _warn(self, standby: Standby) -> None:
+        for module, error in standby.errors.items():
+            if module not in self._warned:
+                self._warned.add(module)
+                log.warning("a standby could not import %s: %s", module, error)
+
+
+async def _ready_or_ended(standby: Standby) -> bool:
+    """Wait until the standby has imported everything; False when it ended instead."""
+    ready = asyncio.create_task(standby.ready.wait())
+    try:
+        await asyncio.wait({ready, standby.process.exited}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+    return standby.ready.is_set()
+
+
+async def _past_the_start(assignment: Assignment) -> None:
+    """All local ranks have joined their group, and the CPU has rested for a moment or will not."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    joined: float | None = None
+    before = cpu_ticks()
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        now, after = loop.time(), cpu_ticks()
+        if joined is None and connections_to(assignment.master.port) >= assignment.slots:
+            joined = now
+        if joined is None and now - started >= _NO_GROUP_S:
+            joined = started
+        if joined is not None and (idle_cpus(before, after) >= 0.5 or now - joined >= _BUSY_ENOUGH_S):
+            return
+        before = after

@@ -1,0 +1,46 @@
+"""What a person reads when a job is over. Pure."""
+
+from __future__ import annotations
+
+import time
+
+from elastic_adapter.core.errors import assert_never
+from elastic_adapter.core.model import Failed, Outcome, Stopped, Succeeded, WorkerExit
+
+
+def summarize(outcome: Outcome, restarts: int) -> str:
+    """One line for a good end; for a failure, who failed first, when, how, and in which words."""
+    match outcome:
+        case Succeeded(reason=reason):
+            return f"job succeeded: {reason}{_after(restarts)}"
+        case Stopped(reason=reason):
+            return f"job stopped: {reason}{_after(restarts)}"
+        case Failed(reason=reason, first=None):
+            return f"job failed: {reason}{_after(restarts)}"
+        case Failed(reason=reason, first=first) if first is not None:
+            return f"job failed: {reason}\n{_failure(first)}"
+        case _:
+            assert_never(outcome)  # type: ignore[arg-type]
+
+
+def _after(restarts: int) -> str:
+    return f" (after {restarts} restart{'s' if restarts != 1 else ''})" if restarts else ""
+
+
+def _failure(exit: WorkerExit) -> str:
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(exit.at))
+    facts = [
+        "  first failure:",
+        f"    rank        {exit.rank} (local rank {exit.local_rank}, generation {exit.generation}, pid {exit.pid})",
+        f"    node        {exit.node}",
+        f"    time        {at}.{int(exit.at % 1 * 1000):03d}Z",
+        f"    how         {exit.how}",
+        f"    exit code   {exit.status}",
+    ]
+    if exit.detail:
+        heading = {"stderr": "last lines of stderr"}.get(exit.detail_source, "traceback")
+        facts.append(f"    {heading}:")
+        facts.extend(f"      {line}" for line in exit.detail.rstrip().splitlines())
+    else:
+        facts.append("    it left no traceback and wrote nothing to stderr")
+    return "\n".join(facts)

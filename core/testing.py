@@ -1,0 +1,500 @@
+"""What tests of the job's machine share: builders of values, a story to tell, a referee who watches.
+
+The program itself imports nothing from here.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import count
+from typing import TypeAlias
+
+from elastic_adapter.core.config import JobConfig
+from elastic_adapter.core.errors import assert_never
+from elastic_adapter.core.events import (
+    Command,
+    Commit,
+    Conclude,
+    Event,
+    MemberJoined,
+    MemberLeaving,
+    MemberLost,
+    NodeDrained,
+    PortsOffered,
+    Send,
+    StopRequested,
+    Tell,
+    TimePassed,
+    WorkerExited,
+)
+from elastic_adapter.core.job import (
+    Draining,
+    Finished,
+    Gathering,
+    Holding,
+    Job,
+    Running,
+    Step,
+    begin,
+    deadline,
+    step,
+)
+from elastic_adapter.core.model import (
+    Directive,
+    Drain,
+    Endpoint,
+    Failed,
+    Halt,
+    Hold,
+    Level,
+    Member,
+    Outcome,
+    Placement,
+    Run,
+    Stopped,
+    Succeeded,
+    World,
+    WorkerExit,
+)
+from elastic_adapter.core.restart import RestartPolicy
+
+Act: TypeAlias = Callable[[Job, Event, float], Step]
+
+
+def job_config(
+    level: Level = Level.FAULT_TOLERANT,
+    nodes: tuple[int, int] = (1, 1),
+    *,
+    max_restarts: int = 0,
+    quiet_s: float = 3.0,
+    drain_s: float = 30.0,
+    hold_timeout_s: float | None = None,
+) -> JobConfig:
+    return JobConfig(
+        job_id="test",
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        level=level,
+        policy=RestartPolicy(max_restarts),
+        quiet_s=quiet_s,
+        drain_s=drain_s,
+        hold_timeout_s=hold_timeout_s,
+    )
+
+
+def member(node: str, *, order: int = 0, slots: int = 1, ports: tuple[int, ...] = ()) -> Member:
+    return Member(node=node, address=f"{node}.example", slots=slots, order=order, ports=ports)
+
+
+def members(*nodes: str, ports: tuple[int, ...] = ()) -> tuple[Member, ...]:
+    """Members who came in this order."""
+    return tuple(member(node, order=order, ports=ports) for order, node in enumerate(nodes))
+
+
+def world_of(*nodes: str, slots: int = 1, generation: int = 1) -> World:
+    placements = tuple(Placement(node, f"{node}.example", slots, slots * i) for i, node in enumerate(nodes))
+    return World(
+        generation=generation,
+        restart_count=0,
+        placements=placements,
+        master=Endpoint(placements[0].address, 29500),
+        reason="a test made it",
+    )
+
+
+def exit_of(
+    rank: int = 0, code: int | None = 1, *, signal: int | None = None, node: str = "a", generation: int = 1
+) -> WorkerExit:
+    """A worker's end; with a signal there is no code."""
+    return WorkerExit(
+        node=node,
+        generation=generation,
+        local_rank=0,
+        rank=rank,
+        code=code if signal is None else None,
+        signal=signal,
+        at=0.0,
+    )
+
+
+def committed(commands: Iterable[Command]) -> tuple[World, ...]:
+    return tuple(command.world for command in commands if isinstance(command, Commit))
+
+
+def sent(commands: Iterable[Command]) -> tuple[tuple[str, Directive], ...]:
+    """Who was told what, in order."""
+    return tuple((command.node, command.directive) for command in commands if isinstance(command, Send))
+
+
+def outline(job: Job) -> str:
+    """Where a job is, in few words: ``running 2: a b, 1 charged``."""
+    charged = f", {job.history.count} charged" if job.history.count else ""
+    world = f" {job.world.generation}: {' '.join(job.world.nodes)}" if job.world is not None else ""
+    match job.phase:
+        case Gathering():
+            return " ".join(("gathering:", *(member.node for member in job.members)))
+        case Running() | Draining() | Holding():
+            return f"{type(job.phase).__name__.lower()}{world}{charged}"
+        case Finished(outcome=outcome):
+            return f"{type(outcome).__name__.lower()} {outcome.exit_code}"
+        case _:
+            assert_never(job.phase)
+
+
+class BrokenRule(AssertionError):
+    """A step of the machine broke a rule that holds for every job."""
+
+
+class Referee:
+    """Watches every step of one job and keeps its own account of it: what it checks, it doesn't ask the job."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        # Those present, with the ports that each holds now.
+        self.present: dict[str, Member] = {}
+        self.worlds: list[World] = []
+        # The ranks of the last world that ended with code 0.
+        self.finished: set[int] = set()
+        self._spent: set[Endpoint] = set()
+        self._outcome: Outcome | None = None
+
+    def watch(self, before: Job, event: Event, now: float, after: Job, commands: tuple[Command, ...]) -> None:
+        """Raise ``BrokenRule`` unless this step keeps all rules."""
+        if self._outcome is not None:
+            self._check_final(after, commands)
+            return
+        self._check_dropped(before, event, now, after, commands)
+        self._note_exit(before, event)
+        self._note_presence(event, after, commands)
+        self._check_charge(before, event, now, after)
+        self._check_commit(after, commands)
+        self._check_outcome(before, event, after, commands)
+        self._check_sends(before, event, after, commands)
+        self._check_state(after)
+        self._check_words(commands)
+
+    @property
+    def required(self) -> int:
+        """How many nodes the next world needs at least."""
+        if self.worlds and self.config.level < Level.ELASTIC:
+            return len(self.worlds[0].nodes)
+        return self.config.min_nodes
+
+    def _check_final(self, after: Job, commands: tuple[Command, ...]) -> None:
+        _require(after.phase == Finished(self._outcome) if self._outcome else False, "the end is final")
+        directives = [directive for _, directive in sent(commands)]
+        _require(len(directives) == len(commands), "after the end nothing is committed or concluded")
+        _require(all(isinstance(each, Halt) for each in directives), "after the end there is only Halt")
+
+    def _check_dropped(self, before: Job, event: Event, now: float, after: Job, commands: tuple[Command, ...]) -> None:
+        """What comes late, early or from a stranger changes nothing."""
+        match event:
+            case WorkerExited(exit=exit):
+                stale = not self.worlds or not _belongs(exit, self.worlds[-1])
+            case NodeDrained(generation=generation):
+                stale = not self.worlds or generation != self.worlds[-1].generation
+            case MemberLost(node=node) | MemberLeaving(node=node) | PortsOffered(node=node):
+                stale = node not in self.present
+            case TimePassed():
+                due = deadline(before)
+                stale = due is None or now < due
+            case _:
+                stale = False
+        _require(not stale or (after == before and not commands), f"{event} is dropped")
+
+    def _note_exit(self, before: Job, event: Event) -> None:
+        if isinstance(event, WorkerExited) and event.exit.ok and isinstance(before.phase, Running | Draining):
+            if _belongs(event.exit, self.worlds[-1]):
+                self.finished.add(event.exit.rank)
+
+    def _note_presence(self, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+        match event:
+            case MemberJoined(member=member):
+                halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
+                closed = self.config.level == Level.OFF and self.worlds and member.node not in self.present
+                if halted and not isinstance(after.phase, Finished):
+                    _require(bool(closed), "a node is refused only at level 0 after the start")
+                    return
+                stranger = closed and member.node not in self.worlds[-1].nodes
+                _require(not stranger, "at level 0 nobody joins after the start")
+                self.present[member.node] = member
+            case MemberLost(node=node) | MemberLeaving(node=node):
+                self.present.pop(node, None)
+            case PortsOffered(node=node, ports=ports) if node in self.present:
+                self.present[node] = replace(self.present[node], ports=ports)
+            case _:
+                pass
+
+    def _check_charge(self, before: Job, event: Event, now: float, after: Job) -> None:
+        old, new = before.history.charged, after.history.charged
+        failing = (
+            isinstance(event, WorkerExited)
+            and not event.exit.ok
+            and isinstance(before.phase, Running)
+            and _belongs(event.exit, self.worlds[-1])
+        )
+        if new != old:
+            _require(failing and new == (*old, now), "only a failing worker of the world that runs is charged")
+        elif failing:
+            _require(isinstance(after.phase, Finished), "a failure is charged or ends the job")
+        _require(len(new) <= self.config.policy.max_restarts, "the budget is never overdrawn")
+
+    def _check_commit(self, after: Job, commands: tuple[Command, ...]) -> None:
+        commits = [command for command in commands if isinstance(command, Commit)]
+        _require(len(commits) <= 1, "a step commits one world at most")
+        for commit in commits:
+            previous = self.worlds[-1] if self.worlds else None
+            self._check_world(commit.world, previous)
+            _require(commit.history == after.history, "the budget is committed with the world")
+            _require(commit.world.restart_count == len(after.history.charged), "the world knows its restarts")
+            _require(isinstance(after.phase, Running), "a world that is committed runs")
+            self.worlds.append(commit.world)
+            self.finished.clear()
+        _require(after.world == (self.worlds[-1] if self.worlds else None), "no world without a commit")
+
+    def _check_world(self, world: World, previous: World | None) -> None:
+        ranks = sorted(rank for node in world.nodes for rank in world.ranks(node))
+        _require(ranks == list(range(world.world_size)), "the ranks are 0..n-1, once each")
+        _require(len(set(world.nodes)) == len(world.nodes), "a node has one place")
+        for placement in world.placements:
+            here = self.present.get(placement.node)
+            _require(here is not None, f"{placement.node} has a place but is not present")
+            _require(here is not None and here.slots == placement.slots, "a node runs as many workers as it has slots")
+        _require(world.generation == (previous.generation + 1 if previous else 1), "a generation follows the last")
+        _require(self.required <= len(world.nodes) <= self.config.max_nodes, "the size is within the bounds")
+        if previous is not None:
+            _require(self.config.level != Level.OFF, "at level 0 there is one generation")
+            fixed = self.config.level == Level.FAULT_TOLERANT
+            _require(not fixed or len(world.nodes) == len(previous.nodes), "at level 1 the size stays")
+            self._check_order(world, previous)
+        self._spend(world)
+
+    def _check_order(self, world: World, previous: World) -> None:
+        survivors = [node for node in previous.nodes if node in self.present]
+        _require([node for node in world.nodes if node in previous.nodes] == survivors, "survivors keep their order")
+        if len(world.nodes) == len(previous.nodes):
+            kept = all(world.nodes.index(node) == previous.nodes.index(node) for node in survivors)
+            _require(kept, "a replacement takes the place of the one who is gone")
+
+    def _spend(self, world: World) -> None:
+        """The master's port is one that the first node holds; from now on it holds it no more."""
+        host = self.present[world.nodes[0]]
+        _require(world.master.host == host.address, "the master is on the first node")
+        _require(world.master.port in host.ports, "the first node offered the master's port")
+        _require(world.master not in self._spent, "a port serves one generation")
+        self._spent.add(world.master)
+        left = tuple(port for port in host.ports if port != world.master.port)
+        self.present[host.node] = replace(host, ports=left)
+
+    def _check_outcome(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+        conclusions = [command.outcome for command in commands if isinstance(command, Conclude)]
+        if not isinstance(after.phase, Finished):
+            _require(not conclusions, "only the end is concluded")
+            done = self.worlds and len(self.finished) == self.worlds[-1].world_size
+            _require(not done, "the job ends when every rank ended with code 0")
+            return
+        self._outcome = outcome = after.phase.outcome
+        _require(conclusions == [outcome], "the outcome is concluded once")
+        match outcome:
+            case Succeeded():
+                _require(len(self.finished) == self.worlds[-1].world_size, "success takes every rank")
+            case Failed(first=WorkerExit() as first):
+                _require(event == WorkerExited(first) and not first.ok, "the first failure is the one that decided")
+                budget = self.config.policy.max_restarts
+                _require(len(before.history.charged) == budget, "the whole budget is used before giving up")
+            case Failed():
+                _require(outcome.exit_code == 1, "without a worker's failure the code is 1")
+            case Stopped(signal=number):
+                asked = isinstance(event, StopRequested | MemberLeaving) and event.signal == number
+                _require(asked, "a stop has somebody who asked for it")
+
+    def _check_sends(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+        directives = sent(commands)
+        guests = {event.member.node} if isinstance(event, MemberJoined) else set()
+        guests |= {event.node} if isinstance(event, MemberLeaving) else set()
+        strangers = {node for node, _ in directives} - self.present.keys() - guests
+        _require(not strangers, f"{strangers} are told something but not present")
+        done: set[int] = set()
+        for command in commands:
+            if isinstance(command, Commit):
+                done.add(command.world.generation)
+            if isinstance(command, Send) and isinstance(command.directive, Run):
+                given = command.directive.assignment
+                _require(given.generation in done, "a world is committed before it is sent")
+                _require(given == self.worlds[-1].assignment(command.node), "a node is sent its part of the world")
+        told: dict[type[Directive], list[str]] = {Run: [], Hold: [], Drain: [], Halt: []}
+        for node, directive in directives:
+            told[type(directive)].append(node)
+        expected = self._expected(before, after, committed(commands))
+        for kind, nodes in expected.items():
+            _require(sorted(told[kind]) == sorted(nodes), f"{kind.__name__} goes to {sorted(nodes)}, once each")
+        if isinstance(after.phase, Finished):
+            _require(self.present.keys() <= set(told[Halt]), "at the end everybody present is told")
+
+    def _expected(self, before: Job, after: Job, worlds: tuple[World, ...]) -> dict[type[Directive], list[str]]:
+        """Who must be told to run, to hold and to drain in a step between these two states."""
+        here = [node for node in self.worlds[-1].nodes if node in self.present] if self.worlds else []
+        active = isinstance(before.phase, Running | Draining)
+        return {
+            Run: list(worlds[0].nodes) if worlds else [],
+            Hold: here if active and isinstance(after.phase, Holding) else [],
+            Drain: here if isinstance(before.phase, Running) and isinstance(after.phase, Draining) else [],
+        }
+
+    def _check_state(self, after: Job) -> None:
+        if isinstance(after.phase, Finished):
+            return
+        by_node = {member.node: member.ports for member in after.members}
+        _require(len(by_node) == len(after.members), "a node is a member once")
+        mine = {node: member.ports for node, member in self.present.items()}
+        _require(by_node == mine, "the members are those present, with the ports they hold")
+        orders = [member.order for member in after.members]
+        _require(orders == sorted(orders), "the members are in the order of joining")
+        if isinstance(after.phase, Running | Draining):
+            world = self.worlds[-1]
+            _require(after.phase.finished == self.finished, "the ranks that ended are known")
+            _require(world.restart_count == len(after.history.charged), "every charge led to a world")
+            for node in world.nodes:
+                fine = node in self.present or world.ranks(node) <= self.finished
+                _require(fine, f"{node} is gone with unfinished workers, but the world runs on")
+        if isinstance(after.phase, Gathering | Holding) and len(self.present) >= self.required:
+            able = all(member.ports for member in self.present.values())
+            quiet = isinstance(after.phase, Gathering) and deadline(after) is not None
+            _require(quiet or not able, "a job that lacks nothing waits for nothing but the quiet time")
+        if isinstance(after.phase, Draining):
+            _require(self.config.level == Level.ELASTIC, "only an elastic job drains")
+
+    def _check_words(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            _require(len(_words(command)) > len("because"), f"{command} gives a reason in words")
+
+
+def _belongs(exit: WorkerExit, world: World) -> bool:
+    return exit.generation == world.generation and exit.rank in world.ranks(exit.node)
+
+
+def _words(command: Command) -> str:
+    match command:
+        case Commit(world=world):
+            return world.reason
+        case Conclude(outcome=outcome) | Send(directive=Halt(outcome=outcome)):
+            return outcome.reason
+        case Send(directive=Run(assignment=assignment)):
+            return assignment.reason
+        case Send(directive=Drain(reason=reason) | Hold(reason=reason)) | Tell(reason=reason):
+            return reason
+        case _:
+            raise AssertionError(f"unhandled value: {command!r}")
+
+
+def _require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise BrokenRule(rule)
+
+
+class Story:
+    """One job driven by hand: the nodes' side is played, time is a number, the referee watches every step."""
+
+    def __init__(self, config: JobConfig, act: Act = step) -> None:
+        self.now = 0.0
+        self.job = begin(config, self.now)
+        self.referee = Referee(config)
+        # What the last step asked for.
+        self.commands: tuple[Command, ...] = ()
+        self.last: Event | None = None
+        # Whether every step so far kept the rules.
+        self.sound = True
+        self._act = act
+        self._orders = count(1)
+        self._ports = count(29500)
+
+    @property
+    def generation(self) -> int:
+        return self.job.world.generation if self.job.world is not None else 0
+
+    def tell(self, event: Event) -> None:
+        before = self.job
+        self.last, self.sound = event, False
+        self.job, self.commands = self._act(before, event, self.now)
+        self.referee.watch(before, event, self.now, self.job, self.commands)
+        self.sound = True
+
+    def fresh_ports(self, number: int) -> tuple[int, ...]:
+        return tuple(next(self._ports) for _ in range(number))
+
+    def join(self, node: str, *, slots: int = 1, ports: int = 9, running: int | None = None) -> None:
+        """A node comes, or comes again: then it still holds the ports that no world has taken."""
+        held = self.referee.present[node].ports if node in self.referee.present else ()
+        offer = (*held, *self.fresh_ports(max(0, ports - len(held))))
+        self.tell(MemberJoined(member(node, order=next(self._orders), slots=slots, ports=offer), running))
+
+    def exit(self, rank: int, code: int = 0, *, signal: int | None = None, generation: int | None = None) -> None:
+        """The worker with this rank ends, on the node where it runs."""
+        world = self.job.world
+        node = next((node for node in world.nodes if rank in world.ranks(node)), "nobody") if world else "nobody"
+        number = self.generation if generation is None else generation
+        self.tell(WorkerExited(exit_of(rank, code, signal=signal, node=node, generation=number)))
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and the machine is asked at each deadline that it named."""
+        end = self.now + seconds
+        while (due := deadline(self.job)) is not None and due <= end:
+            self.pass_deadline()
+        self.now = end
+        self.tell(TimePassed())
+
+    def pass_deadline(self) -> None:
+        """Time passes until the next deadline; being asked then must lead somewhere."""
+        before, due = self.job, deadline(self.job)
+        if due is None:
+            return
+        self.now = max(self.now, due)
+        self.tell(TimePassed())
+        _require(self.job != before, f"a deadline leads somewhere, but nothing happened in {outline(before)}")
+
+    def play(self, script: str) -> str:
+        """Act out lines such as ``join a b; wait 3; fail 0 9; lose b`` and give the outline of the end."""
+        for line in script.split(";"):
+            self._play_line(line.split())
+        return outline(self.job)
+
+    def _play_line(self, words: list[str]) -> None:
+        match words:
+            case ["join", node, "running", generation]:
+                self.join(node, running=int(generation))
+            case ["join", *nodes]:
+                for node in nodes:
+                    self.join(node)
+            case ["join-without-ports", node]:
+                self.join(node, ports=0)
+            case ["lose", *nodes]:
+                for node in nodes:
+                    self.tell(MemberLost(node, "its stream broke"))
+            case ["leave", node]:
+                self.tell(MemberLeaving(node, signal.SIGTERM))
+            case ["offer", node, *number]:
+                self.tell(PortsOffered(node, self.fresh_ports(int(number[0]) if number else 1)))
+            case ["ok", *ranks]:
+                for rank in ranks:
+                    self.exit(int(rank))
+            case ["fail", rank, code]:
+                self.exit(int(rank), int(code))
+            case ["late", generation, rank, code]:
+                self.exit(int(rank), int(code), generation=int(generation))
+            case ["kill", rank]:
+                self.exit(int(rank), signal=signal.SIGKILL)
+            case ["drained", *nodes]:
+                for node in nodes:
+                    self.tell(NodeDrained(node, self.generation))
+            case ["late-drained", node, generation]:
+                self.tell(NodeDrained(node, int(generation)))
+            case ["stop", node]:
+                self.tell(StopRequested(node, signal.SIGINT))
+            case ["wait", seconds]:
+                self.wait(float(seconds))
+            case ["repeat"] if self.last is not None:
+                self.tell(self.last)
+            case _:
+                raise ValueError(f"unknown line in the story: {' '.join(words)}")

@@ -1,0 +1,243 @@
+"""Between the wire's messages and the core's values. Protobuf classes stop here."""
+
+from __future__ import annotations
+
+from elastic_adapter.core.errors import assert_never
+from elastic_adapter.core.events import (
+    Event,
+    MemberJoined,
+    MemberLeaving,
+    NodeDrained,
+    PortsOffered,
+    StopRequested,
+    WorkerExited,
+)
+from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running
+from elastic_adapter.core.model import (
+    Assignment,
+    CheckpointRef,
+    Directive,
+    Drain,
+    Endpoint,
+    Failed,
+    Halt,
+    Hold,
+    Member,
+    Outcome,
+    Run,
+    Stopped,
+    Succeeded,
+    WorkerExit,
+)
+from elastic_adapter.proto import control_pb2 as pb
+
+Report = PortsOffered | WorkerExited | NodeDrained | MemberLeaving | StopRequested
+
+
+def hello_to_wire(member: Member, running: int | None, exits: tuple[WorkerExit, ...]) -> pb.Report:
+    """An agent's full state: the first report on every stream."""
+    hello = pb.Hello(
+        node=member.node,
+        address=member.address,
+        slots=member.slots,
+        ports=member.ports,
+        running=running,
+        exits=[_exit_to_wire(exit) for exit in exits],
+    )
+    return pb.Report(hello=hello)
+
+
+def hello_from_wire(report: pb.Report, order: int) -> tuple[MemberJoined, tuple[WorkerExited, ...]]:
+    """The join, and the exits that the agent saw and that may not have been heard of."""
+    hello = report.hello
+    member = Member(hello.node, hello.address, hello.slots, order, tuple(hello.ports))
+    running = hello.running if hello.HasField("running") else None
+    return MemberJoined(member, running), tuple(WorkerExited(_exit_from_wire(exit)) for exit in hello.exits)
+
+
+def report_to_wire(report: Report) -> pb.Report:
+    match report:
+        case PortsOffered(ports=ports):
+            return pb.Report(ports_offered=pb.PortsOffered(ports=ports))
+        case WorkerExited(exit=exit):
+            return pb.Report(worker_exited=_exit_to_wire(exit))
+        case NodeDrained(generation=generation):
+            return pb.Report(node_drained=pb.NodeDrained(generation=generation))
+        case MemberLeaving(signal=signal):
+            return pb.Report(leaving=pb.Leaving(signal=signal))
+        case StopRequested(signal=signal):
+            return pb.Report(stop_requested=pb.StopRequested(signal=signal))
+        case _:
+            assert_never(report)
+
+
+def report_from_wire(report: pb.Report, node: str) -> Event | None:
+    """The event that a report means; None for one that this version does not know."""
+    match report.WhichOneof("kind"):
+        case "ports_offered":
+            return PortsOffered(node, tuple(report.ports_offered.ports))
+        case "worker_exited":
+            return WorkerExited(_exit_from_wire(report.worker_exited))
+        case "node_drained":
+            return NodeDrained(node, report.node_drained.generation)
+        case "leaving":
+            return MemberLeaving(node, report.leaving.signal)
+        case "stop_requested":
+            return StopRequested(node, report.stop_requested.signal)
+        case _:
+            return None
+
+
+def directive_to_wire(epoch: int, directive: Directive) -> pb.Directive:
+    match directive:
+        case Run(assignment=assignment):
+            return pb.Directive(epoch=epoch, run=_assignment_to_wire(assignment))
+        case Drain(generation=generation, grace_s=grace_s, reason=reason):
+            return pb.Directive(epoch=epoch, drain=pb.Drain(generation=generation, grace_s=grace_s, reason=reason))
+        case Hold(reason=reason):
+            return pb.Directive(epoch=epoch, hold=pb.Hold(reason=reason))
+        case Halt(outcome=outcome):
+            return pb.Directive(epoch=epoch, halt=_outcome_to_wire(outcome))
+        case _:
+            assert_never(directive)
+
+
+def directive_from_wire(directive: pb.Directive) -> Directive | None:
+    """The directive; None for one that this version does not know."""
+    match directive.WhichOneof("kind"):
+        case "run":
+            return Run(_assignment_from_wire(directive.run))
+        case "drain":
+            drain = directive.drain
+            return Drain(drain.generation, drain.grace_s, drain.reason)
+        case "hold":
+            return Hold(directive.hold.reason)
+        case "halt":
+            return Halt(_outcome_from_wire(directive.halt))
+        case _:
+            return None
+
+
+def status_to_wire(job: Job) -> pb.StatusReply:
+    """The job as a person would ask for it."""
+    world = job.world
+    nodes = world.nodes if world is not None else ()
+    members = [
+        pb.MemberStatus(
+            node=member.node,
+            address=member.address,
+            slots=member.slots,
+            group_rank=nodes.index(member.node) if member.node in nodes else None,
+        )
+        for member in job.members
+    ]
+    return pb.StatusReply(
+        job_id=job.config.job_id,
+        phase=type(job.phase).__name__.lower(),
+        reason=_phase_reason(job),
+        generation=world.generation if world is not None else 0,
+        world_size=world.world_size if world is not None else 0,
+        restarts_used=job.history.count,
+        max_restarts=job.config.policy.max_restarts,
+        level=job.config.level,
+        members=members,
+    )
+
+
+def _phase_reason(job: Job) -> str:
+    match job.phase:
+        case Gathering(reason=reason) | Draining(reason=reason) | Holding(reason=reason):
+            return reason
+        case Running():
+            return job.world.reason if job.world is not None else ""
+        case Finished(outcome=outcome):
+            return outcome.reason
+        case _:
+            assert_never(job.phase)
+
+
+def _exit_to_wire(exit: WorkerExit) -> pb.WorkerExited:
+    return pb.WorkerExited(
+        node=exit.node,
+        generation=exit.generation,
+        local_rank=exit.local_rank,
+        rank=exit.rank,
+        code=exit.code,
+        signal=exit.signal,
+        at=exit.at,
+        pid=exit.pid,
+        detail_source=exit.detail_source,
+        detail=exit.detail,
+    )
+
+
+def _exit_from_wire(exit: pb.WorkerExited) -> WorkerExit:
+    return WorkerExit(
+        node=exit.node,
+        generation=exit.generation,
+        local_rank=exit.local_rank,
+        rank=exit.rank,
+        code=exit.code if exit.HasField("code") else None,
+        signal=exit.signal if exit.HasField("signal") else None,
+        at=exit.at,
+        pid=exit.pid,
+        detail_source=exit.detail_source,
+        detail=exit.detail,
+    )
+
+
+def _assignment_to_wire(assignment: Assignment) -> pb.Run:
+    resume = assignment.resume_from
+    return pb.Run(
+        generation=assignment.generation,
+        restart_count=assignment.restart_count,
+        group_rank=assignment.group_rank,
+        group_size=assignment.group_size,
+        rank_offset=assignment.rank_offset,
+        slots=assignment.slots,
+        world_size=assignment.world_size,
+        master=pb.Endpoint(host=assignment.master.host, port=assignment.master.port),
+        reason=assignment.reason,
+        resume_from=pb.Checkpoint(step=resume.step, generation=resume.generation, uri=resume.uri) if resume else None,
+        start_delay_s=assignment.start_delay_s,
+    )
+
+
+def _assignment_from_wire(run: pb.Run) -> Assignment:
+    resume = run.resume_from
+    return Assignment(
+        generation=run.generation,
+        restart_count=run.restart_count,
+        group_rank=run.group_rank,
+        group_size=run.group_size,
+        rank_offset=run.rank_offset,
+        slots=run.slots,
+        world_size=run.world_size,
+        master=Endpoint(run.master.host, run.master.port),
+        reason=run.reason,
+        resume_from=CheckpointRef(resume.step, resume.generation, resume.uri) if run.HasField("resume_from") else None,
+        start_delay_s=run.start_delay_s,
+    )
+
+
+def _outcome_to_wire(outcome: Outcome) -> pb.Halt:
+    match outcome:
+        case Succeeded(reason=reason):
+            return pb.Halt(succeeded=pb.Succeeded(reason=reason))
+        case Failed(reason=reason, first=first):
+            return pb.Halt(failed=pb.Failed(reason=reason, first=_exit_to_wire(first) if first else None))
+        case Stopped(reason=reason, signal=signal):
+            return pb.Halt(stopped=pb.Stopped(reason=reason, signal=signal))
+        case _:
+            assert_never(outcome)
+
+
+def _outcome_from_wire(halt: pb.Halt) -> Outcome:
+    match halt.WhichOneof("outcome"):
+        case "succeeded":
+            return Succeeded(halt.succeeded.reason)
+        case "stopped":
+            return Stopped(halt.stopped.reason, halt.stopped.signal)
+        case _:
+            first = _exit_from_wire(halt.failed.first) if halt.failed.HasField("first") else None
+            return Failed(halt.failed.reason, first)

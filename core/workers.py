@@ -1,0 +1,205 @@
+"""Starting one worker: what it runs, which variables it gets, where its output goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from elastic_adapter.core.config import STDERR, STDOUT, NodeConfig
+from elastic_adapter.core.model import Seat, WorkerExit
+from elastic_adapter.core.output import STDERR_FD, STDOUT_FD, Output, Stream
+from elastic_adapter.core.ports import Adapter, FailureDetail, Program, PythonProgram
+from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Exit, Guard, Process, Spawn
+
+_CHANNEL_VARIABLE = "ELASTIC_CHANNEL_FD"
+_TAIL_LINES = 20
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A process with a seat in the current world."""
+
+    seat: Seat
+    process: Process
+    stdout: Stream
+    stderr: Stream
+    warm: bool
+    # The uncaught exception that its bootstrap told us of.
+    error: FailureDetail | None = None
+
+    def hear(self, message: dict[str, object]) -> None:
+        """Take a message from the worker's channel."""
+        error = message.get("error")
+        if isinstance(error, dict):
+            self.error = FailureDetail(str(error["message"]), str(error["traceback"]))
+
+
+@dataclass(slots=True, eq=False)
+class Standby:
+    """A process that has imported, or is importing, what a worker of its slot will need."""
+
+    local_rank: int
+    process: Process
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def hear(self, message: dict[str, object]) -> None:
+        if message.get("ready"):
+            self.errors = message.get("errors") or {}  # type: ignore[assignment]
+            self.ready.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Makes workers and standbys of one program, in one way."""
+
+    guard: Guard
+    output: Output
+    program: Program
+    adapter: Adapter
+    node: NodeConfig
+    # The agent's own environment, which workers inherit.
+    environ: Mapping[str, str]
+    # Where logs and error files of this run are: attempt_N/LOCAL_RANK/ below it.
+    folder: Path
+
+    async def cold(self, seat: Seat) -> Worker:
+        """Start a worker from nothing. Raises SpawnFailed."""
+        environment = {**self._slot_env(seat.local_rank), **self.adapter.worker_env(seat)}
+        args = self._args(seat)
+        if isinstance(self.program, PythonProgram):
+            argv = self._bootstrap(self.program.target, *args)
+        else:
+            argv = (self.program.argv[0], *args)
+        process = await self.guard.spawn(self._spawn(seat.local_rank, argv, environment))
+        if isinstance(self.program, PythonProgram):
+            process.channel.send({**self._program(self.program), "start": {"args": args}})
+        return self._seated(seat, process, warm=False)
+
+    async def standby(self, local_rank: int, preload: tuple[str, ...]) -> Standby:
+        """Start a process that waits for a seat, at low priority. Raises SpawnFailed."""
+        assert isinstance(self.program, PythonProgram)
+        argv = self._bootstrap("(standby)", self.program.target)
+        spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=True)
+        standby = Standby(local_rank, await self.guard.spawn(spawn))
+        standby.process.channel.listen(standby.hear)
+        standby.process.channel.send({**self._program(self.program), "preload": preload})
+        return standby
+
+    def wake(self, standby: Standby, seat: Seat) -> Worker:
+        """Turn a standby into the worker of this seat."""
+        self.guard.renice(standby.process)
+        start = {"args": self._args(seat), "set": self.adapter.worker_env(seat), "unset": []}
+        standby.process.channel.send({"start": start})
+        return self._seated(seat, standby.process, warm=True)
+
+    def error_file(self, restart_count: int, local_rank: int) -> Path:
+        """Where a worker may leave its own account of a failure; the folder is made, an older file removed."""
+        path = self._worker_folder(restart_count, local_rank) / "error.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return path
+
+    async def account(self, worker: Worker, exit: Exit) -> WorkerExit:
+        """The exit with the best words there are for it: the error file's, the exception's, the last of stderr."""
+        source, detail = "", ""
+        if exit.code != 0:
+            worker.process.channel.drain()
+            await self.output.drained(worker.stderr)
+            source, detail = self._words(worker)
+        return WorkerExit(
+            node=self.node.node,
+            generation=worker.seat.assignment.generation,
+            local_rank=worker.seat.local_rank,
+            rank=worker.seat.rank,
+            code=exit.code,
+            signal=exit.signal,
+            at=exit.at,
+            pid=worker.process.pid,
+            detail_source=source,
+            detail=detail,
+        )
+
+    def _words(self, worker: Worker) -> tuple[str, str]:
+        with contextlib.suppress(OSError):
+            detail = self.adapter.read_error_file(Path(worker.seat.error_file).read_text())
+            if detail is not None:
+                return "error file", detail.traceback or detail.message
+        if worker.error is not None:
+            return "traceback", worker.error.traceback
+        lines = worker.stderr.tail.decode(errors="replace").rstrip().splitlines()
+        return ("stderr", "\n".join(lines[-_TAIL_LINES:])) if lines else ("", "")
+
+    def _slot_env(self, local_rank: int) -> dict[str, str]:
+        return {
+            **self.adapter.slot_env(local_rank, self.node.slots, self.environ),
+            _CHANNEL_VARIABLE: str(CHANNEL_FD),
+        }
+
+    def _args(self, seat: Seat) -> tuple[str, ...]:
+        args = self.program.args if isinstance(self.program, PythonProgram) else self.program.argv[1:]
+        return (f"--local-rank={seat.local_rank}", *args) if self.node.pass_local_rank else args
+
+    def _bootstrap(self, *words: str) -> tuple[str, ...]:
+        """The bootstrap reads only the descriptor; the words are for people who look at ``ps``."""
+        assert isinstance(self.program, PythonProgram)
+        return (self.program.python, "-u", BOOTSTRAP, str(CHANNEL_FD), *words)
+
+    def _program(self, program: PythonProgram) -> dict[str, object]:
+        return {"program": {"mode": program.mode, "target": program.target}}
+
+    def _spawn(
+        self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str], *, background: bool = False
+    ) -> Spawn:
+        cpus = self.node.cpus[local_rank] if self.node.cpus else frozenset[int]()
+        return Spawn(argv, environment, cpus=cpus, background=background)
+
+    def _seated(self, seat: Seat, process: Process, *, warm: bool) -> Worker:
+        worker = Worker(
+            seat,
+            process,
+            self._stream(seat, process.stdout, STDOUT, STDOUT_FD, "stdout.log", self.node.output.stdout_filters),
+            self._stream(seat, process.stderr, STDERR, STDERR_FD, "stderr.log", self.node.output.stderr_filters),
+            warm,
+        )
+        process.channel.listen(worker.hear)
+        self.output.attach(worker.stdout)
+        self.output.attach(worker.stderr)
+        return worker
+
+    def _stream(
+        self, seat: Seat, fd: int, bit: int, console: int, file_name: str, filters: tuple[str, ...]
+    ) -> Stream:
+        """One of the worker's streams. Files are appended to: a change of members keeps the attempt's number."""
+        output = self.node.output
+        folder = self._worker_folder(seat.assignment.restart_count, seat.local_rank)
+        to_file = bool(output.to_file[seat.local_rank] & bit)
+        return Stream(
+            fd,
+            console if output.to_console[seat.local_rank] & bit else None,
+            self._prefix(seat),
+            open(folder / file_name, "ab", buffering=0) if to_file else None,
+            tuple(text.encode() for text in filters),
+            open(folder.parent / f"filtered_{file_name}", "ab", buffering=0) if filters else None,
+        )
+
+    def _prefix(self, seat: Seat) -> bytes:
+        template = Template(self.node.output.prefix)
+        return template.safe_substitute(
+            node=self.node.node, rank=seat.rank, local_rank=seat.local_rank, role_name=self.node.role
+        ).encode()
+
+    def _worker_folder(self, restart_count: int, local_rank: int) -> Path:
+        return self.folder / f"attempt_{restart_count}" / str(local_rank)
+
+
+def discard(standby: Standby) -> None:
+    """Let go of a standby that never became a worker: at the end of its channel it ends by itself."""
+    standby.process.channel.close()
+    os.close(standby.process.stdout)
+    os.close(standby.process.stderr)

@@ -1,0 +1,275 @@
+"""From settings to a plan: what each value means, and whether they agree with each other.
+
+Everything asked of the machine goes through ``Machine`` and the given environment; only files that the user names are
+looked at directly. A mistake is a ``UserError`` of one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from elastic_adapter.adapters.registry import Entry, Options, load
+from elastic_adapter.core.config import JobConfig, NodeConfig, default_level
+from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.model import Level, signal_name
+from elastic_adapter.core.ports import Adapter, NativeProgram, Program
+from elastic_adapter.core.restart import RestartPolicy
+from elastic_adapter.launchers import framework, numa, rendezvous, streams
+from elastic_adapter.launchers.devices import Machine, gpu_count, visible_gpus
+from elastic_adapter.launchers.plan import LaunchPlan, Source
+from elastic_adapter.launchers.program import interpreter, program
+from elastic_adapter.launchers.settings import SETTINGS, Given
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+# Features of torchrun's agent that are switched on by a variable.
+_UNSUPPORTED = ("TORCHELASTIC_HEALTH_CHECK_PORT", "TORCHELASTIC_ENABLE_FILE_TIMER")
+
+
+def resolve(
+    values: Mapping[str, Given], words: tuple[str, ...], environ: Mapping[str, str], machine: Machine
+) -> LaunchPlan:
+    _check_unsupported(values)
+    meeting = rendezvous.meeting(values, machine.resolvable)
+    python = interpreter(values["python"], environ, machine.python)
+    entry, found_by = framework.choose(values["framework"], environ, machine.installed)
+    target = program(values, words, environ, python, plain=entry.name == "plain")
+    if python == machine.python and not isinstance(target, NativeProgram):
+        framework.check_installed(entry, machine.installed)
+    slots = workers(values["nproc-per-node"], environ, machine, python)
+    level = _level(values["fault-tolerance-level"], meeting.min_nodes, meeting.max_nodes)
+    job = JobConfig(
+        job_id=_name(values["rdzv-id"], machine.new_id),
+        min_nodes=meeting.min_nodes,
+        max_nodes=meeting.max_nodes,
+        level=level,
+        policy=RestartPolicy(_max_restarts(values, entry, level)),
+    )
+    signals = _signals(values["signals-to-handle"])
+    options = _options(values, entry, signals, slots, environ, machine)
+    node = NodeConfig(
+        node=_name(values["node-id"], lambda: machine.host_name),
+        address=meeting.address,
+        slots=slots,
+        output=streams.output(values, slots),
+        grace_s=values["shutdown-timeout"].seconds(),
+        signals=signals,
+        role=values["role"].text or "",
+        master_port=meeting.master_port,
+        standby=not values["no-standby"].on,
+        preload=_modules(values["preload"]),
+        pass_local_rank=_pass_local_rank(values, target),
+        cpus=_cpus(values["numa-binding"], slots, environ, machine),
+    )
+    adapter = load(entry, options)
+    resolved = {
+        "framework": (entry.name, found_by),
+        "nproc-per-node": (_counted(values["nproc-per-node"], slots), values["nproc-per-node"].origin),
+        "rdzv-id": (job.job_id, _or_default(values["rdzv-id"], "default, new for each run")),
+        "node-id": (node.node, _or_default(values["node-id"], "default, the host's name")),
+        "max-restarts": (str(job.policy.max_restarts), values["max-restarts"].origin),
+        "fault-tolerance-level": (str(int(level)), values["fault-tolerance-level"].origin),
+        "python": (python, _or_default(values["python"], "default, the launcher's own")),
+    }
+    return LaunchPlan(
+        job=job,
+        node=node,
+        program=target,
+        adapter=adapter,
+        log_level=_log_level(values["log-level"]),
+        sources=_sources(values, resolved),
+        notes=(*meeting.notes, *_notes(values, adapter, slots, environ)),
+    )
+
+
+def workers(given: Given, environ: Mapping[str, str], machine: Machine, python: str) -> int:
+    """The number of workers on this node."""
+    match given.text:
+        case "cpu":
+            return len(machine.cpus())
+        case "gpu":
+            return _some(gpu_count(machine, environ), given, "GPU", environ)
+        case "xpu":
+            return _some(machine.xpus(python), given, "XPU", environ)
+        case "auto":
+            return gpu_count(machine, environ) or len(machine.cpus())
+        case text if text and text.isascii() and text.isdecimal() and int(text) > 0:
+            return int(text)
+    raise given.wrong("a number of 1 or more, auto, cpu, gpu or xpu")
+
+
+def _some(count: int, given: Given, device: str, environ: Mapping[str, str]) -> int:
+    if count == 0:
+        visible = environ.get("CUDA_VISIBLE_DEVICES") if device == "GPU" else None
+        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        raise UserError(f"{given.where} {given.text}: no {device} was found here{why}; give a number, or cpu")
+    return count
+
+
+def _counted(given: Given, slots: int) -> str:
+    return str(slots) if given.text == str(slots) else f"{slots} ({given.text})"
+
+
+def _or_default(given: Given, default: str) -> str:
+    return given.origin if given.text else default
+
+
+def _check_unsupported(values: Mapping[str, Given]) -> None:
+    start, specs, events = values["start-method"], values["logs-specs"], values["event-log-handler"]
+    if start.text in ("fork", "forkserver"):
+        raise UserError(
+            f"{start.where} {start.text}: workers always start as fresh processes here, "
+            "because forking them needs torch inside the launcher; leave it out"
+        )
+    if start.text != "spawn":
+        raise start.wrong("spawn")
+    if specs.text:
+        raise UserError(
+            f"{specs.where} {specs.text}: torch's LogsSpecs plug-ins need torch inside the launcher; "
+            "use --log-dir, --redirects and --tee"
+        )
+    if events.text not in ("null", "console"):
+        raise UserError(
+            f"{events.where} {events.text}: torch's event handlers need torch inside the launcher; "
+            "expected null or console"
+        )
+    values["monitor-interval"].seconds()
+
+
+def _level(given: Given, min_nodes: int, max_nodes: int) -> Level:
+    if not given.text:
+        return default_level(min_nodes, max_nodes)
+    if given.text not in ("0", "1", "2"):
+        raise given.wrong("0 (off), 1 (fault-tolerant) or 2 (elastic)")
+    return Level(int(given.text))
+
+
+def _max_restarts(values: Mapping[str, Given], entry: Entry, level: Level) -> int:
+    given = values["max-restarts"]
+    if not given.text:
+        return 0 if level == Level.OFF else entry.max_restarts
+    restarts = given.whole(0)
+    if restarts and level == Level.OFF:
+        raise UserError(
+            f"{given.where} {restarts} contradicts {values['fault-tolerance-level'].where} 0 (off): "
+            "leave out one of them"
+        )
+    return restarts
+
+
+def _name(given: Given, default: Callable[[], str]) -> str:
+    """A name that can be part of a folder's name and of a key."""
+    if given.text is None:
+        return default()
+    if not given.text.strip() or not given.text.isprintable() or "/" in given.text:
+        raise given.wrong("a name without slashes")
+    return given.text
+
+
+def _signals(given: Given) -> tuple[int, ...]:
+    import signal
+
+    known = {each.name: each for each in signal.Signals}
+    numbers: dict[int, None] = {}
+    for item in given.items():
+        found = known.get(item.upper()) or known.get("SIG" + item.upper())
+        if found is None:
+            raise given.wrong("names of signals such as SIGTERM,SIGUSR1", f"{item!r} is none")
+        if found in (signal.SIGKILL, signal.SIGSTOP):
+            raise given.wrong("signals that a process can handle", f"{found.name} can't be")
+        numbers[int(found)] = None
+    if not numbers:
+        raise given.wrong("at least one signal, such as SIGTERM")
+    return tuple(numbers)
+
+
+def _options(
+    values: Mapping[str, Given],
+    entry: Entry,
+    signals: tuple[int, ...],
+    slots: int,
+    environ: Mapping[str, str],
+    machine: Machine,
+) -> Options:
+    virtual = values["virtual-local-rank"]
+    if virtual.on:
+        _check_virtual(virtual, entry, slots, environ.get("CUDA_VISIBLE_DEVICES"))
+    return Options(
+        signals=tuple(signal_name(number) for number in signals),
+        virtual_local_rank=virtual.on,
+        gpus=gpu_count(machine, environ) if entry.name == "paddle" else 0,
+    )
+
+
+def _check_virtual(given: Given, entry: Entry, slots: int, visible: str | None) -> None:
+    if entry.name != "torch":
+        raise UserError(f"{given.where} is for --framework torch, got --framework {entry.name}")
+    if visible is not None and len(visible.split(",")) < slots:
+        raise UserError(
+            f"{given.where}: {slots} workers need a GPU each, but CUDA_VISIBLE_DEVICES={visible!r} names fewer"
+        )
+
+
+def _modules(given: Given) -> tuple[str, ...]:
+    names = given.items()
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise given.wrong("names of modules such as numpy,package.data", f"{name!r} is none")
+    return names
+
+
+def _pass_local_rank(values: Mapping[str, Given], target: Program) -> bool:
+    wanted, use_env = values["pass-local-rank"], values["use-env"]
+    if wanted.on and use_env.on:
+        raise UserError(
+            f"{wanted.where} contradicts {use_env.where}: the script gets its local rank either way; leave out one"
+        )
+    if wanted.on and isinstance(target, NativeProgram):
+        raise UserError(
+            f"{wanted.where} is for Python scripts: {target.argv[0]} can read LOCAL_RANK or ELASTIC_LOCAL_RANK"
+        )
+    return wanted.on
+
+
+def _cpus(given: Given, slots: int, environ: Mapping[str, str], machine: Machine) -> tuple[frozenset[int], ...]:
+    if not given.text:
+        return ()
+    if given.text not in numa.MODES:
+        raise given.wrong(f"one of {', '.join(numa.MODES)}")
+    gpus = visible_gpus(machine, environ)
+    if not gpus:
+        raise UserError(
+            f"{given.where} {given.text}: no NVIDIA GPU was found here, so that no CPUs are near one; leave it out"
+        )
+    return numa.bind(given.text, tuple(gpu.pci for gpu in gpus), slots, machine.cpus(), machine.sysfs)
+
+
+def _log_level(given: Given) -> str:
+    level = (given.text or "").upper()
+    level = "WARNING" if level == "WARN" else level
+    if level not in _LOG_LEVELS:
+        raise given.wrong(f"one of {', '.join(_LOG_LEVELS)}")
+    return level
+
+
+def _sources(values: Mapping[str, Given], resolved: Mapping[str, tuple[str, str]]) -> tuple[Source, ...]:
+    shown = [setting.name for setting in SETTINGS if setting.group != "other" and setting.name != "dry-run"]
+    return tuple(Source(name, *resolved.get(name, (values[name].text or "", values[name].origin))) for name in shown)
+
+
+def _notes(values: Mapping[str, Given], adapter: Adapter, slots: int, environ: Mapping[str, str]) -> list[str]:
+    notes: list[str] = []
+    if "OMP_NUM_THREADS" in adapter.slot_env(0, slots, environ):
+        notes.append(f"OMP_NUM_THREADS is set to 1 for each of the {slots} workers, because it was not set")
+    if values["monitor-interval"].explicit:
+        notes.append(f"{values['monitor-interval'].where} has no effect: exits are seen at once, nothing is polled")
+    if values["event-log-handler"].explicit:
+        notes.append(f"{values['event-log-handler'].where} has no effect: events are in the launcher's own log lines")
+    if values["local-ranks-filter"].text and not streams.shown_ranks(values["local-ranks-filter"], slots):
+        notes.append(f"no worker has a local rank of {values['local-ranks-filter'].where}: the console shows no output")
+    unread = [name for name in _UNSUPPORTED if environ.get(name)]
+    if adapter.name == "paddle":
+        unread += framework.paddle_variables(environ)
+    if unread:
+        notes.append(f"not used by this version: {', '.join(unread)}")
+    return notes
