@@ -1,0 +1,1 @@
+"""What the frameworks expect, one module or folder each. The launch sides import without the framework."""

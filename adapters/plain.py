@@ -16,15 +16,15 @@ class PlainAdapter:
     name: str = "plain"
     preload: tuple[str, ...] = ()
 
-    def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002 (the port's)
         return {}
 
     def worker_env(self, seat: Seat) -> dict[str, str]:
         return neutral_env(seat)
 
-    def read_error_file(self, content: str) -> FailureDetail | None:
+    def read_error_file(self, content: str) -> FailureDetail | None:  # noqa: ARG002 (the port's)
         return None
 
 
-def create(options: Options) -> PlainAdapter:
+def create(_options: Options) -> PlainAdapter:
     return PlainAdapter()

@@ -1,7 +1,7 @@
 """The frameworks by name: what the launcher must know of each before it imports the adapter.
 
-Other packages add theirs through the entry-point group ``elastic_adapter.adapters``: each entry point is named after the
-framework and points to an ``Entry``. They are looked at only when a name is not built in.
+Other packages add theirs through the entry-point group ``elastic_adapter.adapters``: each entry point is named after
+the framework and points to an ``Entry``. They are looked at only when a name is not built in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Options:
     # The names of the signals that the launcher passes on, as in SIGTERM.
     signals: tuple[str, ...] = ()
     virtual_local_rank: bool = False
-    # How many GPUs a worker could choose from.
+    # How many GPUs this node's workers see, where the entry asks for it.
     gpus: int = 0
 
 
@@ -36,6 +36,8 @@ class Entry:
     module: str | None = None
     extra: str | None = None
     max_restarts: int = 0
+    # Whether the adapter wants to know the number of GPUs; counting them takes a moment.
+    counts_gpus: bool = False
 
 
 BUILT_IN: tuple[Entry, ...] = (
@@ -46,6 +48,7 @@ BUILT_IN: tuple[Entry, ...] = (
         module="paddle",
         extra="paddle",
         max_restarts=3,
+        counts_gpus=True,
     ),
     Entry("plain", "elastic_adapter.adapters.plain:create"),
 )

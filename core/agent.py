@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from elastic_adapter.core.client import Link
@@ -28,10 +30,11 @@ from elastic_adapter.core.model import (
     WorkerExit,
     signal_name,
 )
-from elastic_adapter.core.processes import Guard
+from elastic_adapter.core.processes import Exit
 from elastic_adapter.core.reservation import Reservations
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import summarize
+from elastic_adapter.core.waiting import first_of
 from elastic_adapter.core.workers import Starter, Worker
 
 log = logging.getLogger(__name__)
@@ -66,12 +69,12 @@ class Agent:
     """One per node. Incidents come through one queue and are handled one after the other."""
 
     def __init__(
-        self, job: JobConfig, node: NodeConfig, starter: Starter, guard: Guard, pool: StandbyPool | None, link: Link
+        self, job: JobConfig, node: NodeConfig, *, starter: Starter, pool: StandbyPool | None, link: Link
     ) -> None:
         self._job = job
         self._node = node
         self._starter = starter
-        self._guard = guard
+        self._guard = starter.guard
         self._pool = pool
         self._link = link
         self._incidents: asyncio.Queue[Incident] = asyncio.Queue()
@@ -99,6 +102,7 @@ class Agent:
             while True:
                 outcome = await self._handle(await self._incidents.get())
                 if outcome is not None:
+                    self._tell(outcome)
                     return outcome
         finally:
             for task in (*listeners, *self._reports):
@@ -206,6 +210,8 @@ class Agent:
         if self._pool is not None:
             self._pool.close()
         await self._stop(number, self._node.grace_s)
+
+    def _tell(self, outcome: Outcome) -> None:
         restarts = self._assignment.restart_count if self._assignment is not None else 0
         level = logging.ERROR if isinstance(outcome, Failed) else logging.INFO
         log.log(level, "%s", summarize(outcome, restarts))
@@ -222,7 +228,7 @@ class Agent:
                 await self._report_not_started(seat, error)
                 return
             self._workers.append(worker)
-            worker.process.exited.add_done_callback(lambda _, worker=worker: self._ended(worker))
+            worker.process.exited.add_done_callback(partial(self._ended, worker))
         warm = sum(worker.warm for worker in self._workers)
         since, origin = (self._failed_at, "the failure") if self._failed_at is not None else (begun, "its order")
         log.info(
@@ -254,7 +260,7 @@ class Agent:
             error_file=str(self._starter.error_file(assignment.restart_count, local_rank)),
         )
 
-    def _ended(self, worker: Worker) -> None:
+    def _ended(self, worker: Worker, _: asyncio.Future[Exit]) -> None:
         """The process is gone; exits that we brought about ourselves are nobody's news."""
         if worker in self._workers:
             self._incidents.put_nowait(WorkerEnded(worker))
@@ -303,16 +309,9 @@ class Agent:
             worker.process.channel.close()
 
     async def _all_ended(self, workers: list[Worker], grace_s: float) -> bool:
-        ended = asyncio.ensure_future(asyncio.gather(*(worker.process.exited for worker in workers)))
-        hurry = asyncio.create_task(self._hurry.wait())
-        try:
-            await asyncio.wait({ended, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-            return ended.done()
-        finally:
-            hurry.cancel()
-            if not ended.done():
-                # The futures belong to the processes: only the waiting is given up.
-                ended.add_done_callback(lambda _: None)
+        ended = asyncio.gather(*(worker.process.exited for worker in workers))
+        await first_of(self._hurry.wait(), ended, within_s=grace_s)
+        return ended.done()
 
     # Ports and waiting.
 
@@ -343,6 +342,5 @@ class Agent:
         """Wait as the world says; a newer directive ends the waiting."""
         if delay_s > 0:
             self._directive_came.clear()
-            waiting = asyncio.create_task(self._directive_came.wait())
-            await asyncio.wait({waiting}, timeout=delay_s)
-            waiting.cancel()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._directive_came.wait(), delay_s)

@@ -28,9 +28,7 @@ class JobConfig:
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ValueError(f"nodes must be 1 <= MIN <= MAX, got {self.min_nodes}:{self.max_nodes}")
         if self.level == Level.OFF and self.policy.max_restarts > 0:
-            raise ValueError(
-                f"fault-tolerance level 0 (off) contradicts max_restarts={self.policy.max_restarts}"
-            )
+            raise ValueError(f"fault-tolerance level 0 (off) contradicts max_restarts={self.policy.max_restarts}")
         for name in ("quiet_s", "drain_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

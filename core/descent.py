@@ -27,15 +27,20 @@ def become_subreaper() -> None:
 
 def children(pid: int) -> list[int]:
     """The children of a process; those that have ended but were not waited for are among them."""
+    if not _kernel_lists_children():
+        return _children_by_scan(pid)
     found: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for task in tasks:
+        try:
             with open(f"/proc/{pid}/task/{task}/children") as file:
                 found.extend(int(word) for word in file.read().split())
-    except FileNotFoundError:
-        return found if os.path.exists("/proc/self/task") and _kernel_lists_children() else _children_by_scan(pid)
-    except ProcessLookupError:
-        pass
+        except (FileNotFoundError, ProcessLookupError):
+            # This thread has ended; the children of the others count.
+            continue
     return found
 
 

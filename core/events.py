@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_adapter.core.model import Directive, Member, Outcome, World, WorkerExit
+from elastic_adapter.core.model import Directive, Member, Outcome, WorkerExit, World
 from elastic_adapter.core.restart import History
 
 
@@ -64,14 +64,7 @@ class TimePassed:
 
 
 Event: TypeAlias = (
-    MemberJoined
-    | MemberLost
-    | MemberLeaving
-    | PortsOffered
-    | WorkerExited
-    | NodeDrained
-    | StopRequested
-    | TimePassed
+    MemberJoined | MemberLost | MemberLeaving | PortsOffered | WorkerExited | NodeDrained | StopRequested | TimePassed
 )
 
 

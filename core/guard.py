@@ -24,13 +24,14 @@ from errno import ENOENT
 from types import FrameType
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import descent  # noqa: E402  (found by path: the package is not needed here)
-import frames  # noqa: E402
+import descent  # found by path: the package is not needed here
+import frames
 
 # Left alone by the guard itself: it ends when its socket does, not when a whole group is signalled.
 IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 BACKGROUND_NICE = 19
 CAP_SYS_NICE = 23
+_STDERR = 2
 
 
 class Guard:
@@ -102,22 +103,36 @@ class Guard:
     def _spawn(self, message: dict[str, object]) -> None:
         targets: list[int] = message["fds"]  # type: ignore[assignment]
         sources, self._fds = self._fds[: len(targets)], self._fds[len(targets) :]
+        try:
+            pid = self._start(message, dict(zip(targets, sources, strict=True)))
+        except OSError as error:
+            # The program can't be executed, or no process is to be had: the others go on.
+            self._send({"event": "spawned", "id": message["id"], "errno": error.errno or ENOENT})
+        else:
+            self._known[pid] = message["id"]  # type: ignore[assignment]
+            self._send({"event": "spawned", "id": message["id"], "pid": pid})
+        for fd in sources:
+            os.close(fd)
+
+    def _start(self, message: dict[str, object], fds: dict[int, int]) -> int:
+        """The pid of the new process. Raises OSError, also for what goes wrong in the child before it is a program."""
         error_reader, error_writer = os.pipe2(os.O_CLOEXEC)
         guard = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+        try:
+            pid = os.fork()
+        except OSError:
             os.close(error_reader)
-            self._become(message, dict(zip(targets, sources, strict=True)), error_writer, guard)
-        for fd in (*sources, error_writer):
-            os.close(fd)
+            os.close(error_writer)
+            raise
+        if pid == 0:
+            self._become(message, fds, error_writer, guard)
+        os.close(error_writer)
         error = os.read(error_reader, 64)
         os.close(error_reader)
         if error:
             os.waitpid(pid, 0)
-            self._send({"event": "spawned", "id": message["id"], "errno": int(error)})
-            return
-        self._known[pid] = message["id"]  # type: ignore[assignment]
-        self._send({"event": "spawned", "id": message["id"], "pid": pid})
+            raise OSError(int(error), os.strerror(int(error)))
+        return pid
 
     def _become(self, message: dict[str, object], fds: dict[int, int], error_fd: int, guard: int) -> None:
         """In the child: turn into the program that was asked for."""
@@ -138,7 +153,7 @@ class Guard:
                 environment.pop(name, None)
             environment.update(message["set"])  # type: ignore[call-overload]
             argv: list[str] = message["argv"]  # type: ignore[assignment]
-            os.execvpe(argv[0], argv, environment)
+            os.execvpe(argv[0], argv, environment)  # noqa: S606 (no shell is meant)
         except OSError as error:
             os.write(error_fd, str(error.errno or ENOENT).encode())
         except BaseException:
@@ -168,8 +183,6 @@ class Guard:
 
     def _may_raise_priority(self) -> bool:
         """Whether a lowered priority can be given back; without that right it is not lowered at all."""
-        import resource
-
         limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
         if limit == resource.RLIM_INFINITY or 20 - self._nice <= limit:
             return True
@@ -190,7 +203,7 @@ class Guard:
                 self._send({"event": "exited", "id": id, "at": time.time(), **outcome})
 
     def _wait_for_any(self) -> list[tuple[int, int]]:
-        ended = []
+        ended: list[tuple[int, int]] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -210,18 +223,18 @@ class Guard:
 
 def _place(fds: dict[int, int], error_fd: int) -> int:
     """Put each descriptor where the program expects it and close all others but the standard ones."""
-    above = max((*fds, 2)) + 1
+    above = max((*fds, _STDERR)) + 1
     error_fd = fcntl.fcntl(error_fd, fcntl.F_DUPFD_CLOEXEC, above)
     parked = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, above) for target, source in fds.items()}
     for target, source in parked.items():
         os.dup2(source, target, inheritable=True)
-    previous = 2
-    for fd in sorted({error_fd, *fds} - {0, 1, 2}):
-        # An empty range would close everything: os.closerange(0, 0) is close_range(0, ~0) to the kernel.
-        if previous + 1 < fd:
-            os.closerange(previous + 1, fd)
-        previous = fd
-    os.closerange(previous + 1, os.sysconf("SC_OPEN_MAX"))
+    # Not os.closerange: where Python was built without close_range(2) it tries each of up to a billion numbers.
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {*range(_STDERR + 1), error_fd, *fds}:
+        try:
+            os.close(fd)
+        except OSError:
+            # The listing's own.
+            pass
     return error_fd
 
 
@@ -243,8 +256,7 @@ def main() -> None:
         guard.run()
     finally:
         guard.kill_all()
-        if len(sys.argv) > 2:
-            _remove(sys.argv[2])
+        _remove(sys.argv[2])
 
 
 if __name__ == "__main__":

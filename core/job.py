@@ -8,7 +8,7 @@ Commands are in order, and each must be done before the next: a world is committ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from elastic_adapter.core.config import JobConfig
@@ -42,8 +42,8 @@ from elastic_adapter.core.model import (
     Run,
     Stopped,
     Succeeded,
-    World,
     WorkerExit,
+    World,
     signal_name,
 )
 from elastic_adapter.core.restart import GiveUp, History, Restart, decide
@@ -104,7 +104,7 @@ class Job:
     members: tuple[Member, ...] = ()
     # The last world committed; it runs only while the phase says so.
     world: World | None = None
-    history: History = History()
+    history: History = field(default_factory=History)
 
     def member(self, node: str) -> Member | None:
         return next((member for member in self.members if member.node == node), None)
@@ -227,10 +227,12 @@ def _part_lost(job: Job, reason: str, now: float) -> Step:
 
 def _without_waiting_joiner(job: Job) -> Job:
     """A world is not replaced for a newcomer that has gone again."""
-    if isinstance(job.phase, Running) and job.phase.joined is not None and job.world is not None:
-        if all(member.node in job.world.nodes for member in job.members):
-            return replace(job, phase=replace(job.phase, joined=None))
-    return job
+    phase, world = job.phase, job.world
+    if not isinstance(phase, Running) or phase.joined is None or world is None:
+        return job
+    if any(member.node not in world.nodes for member in job.members):
+        return job
+    return replace(job, phase=replace(phase, joined=None))
 
 
 def _leaving(job: Job, node: str, number: int, now: float) -> Step:
@@ -293,7 +295,7 @@ def _drained(job: Job, node: str, generation: int, now: float) -> Step:
 
 def _time_passed(job: Job, now: float) -> Step:
     due = deadline(job)
-    if due is None or now < due or job.world is None and not isinstance(job.phase, Gathering):
+    if due is None or now < due or (job.world is None and not isinstance(job.phase, Gathering)):
         return job, ()
     match job.phase:
         case Gathering():
@@ -364,9 +366,7 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str) -> Step:
     job = replace(_with(job, host), world=world, phase=Running())
     return job, (
         Commit(world, job.history),
-        Tell(
-            f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}"
-        ),
+        Tell(f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}"),
         *(Send(node, Run(world.assignment(node))) for node in world.nodes),
     )
 

@@ -48,9 +48,7 @@ def settle(
     until = since + config.quiet_s
     if now < until:
         return Waiting(until, f"{count} of {low} to {high} nodes are here; waiting {config.quiet_s:g} s for more")
-    return Settled(
-        _choose(members, previous, high), f"{count} nodes are here and none joined for {config.quiet_s:g} s"
-    )
+    return Settled(_choose(members, previous, high), f"{count} nodes are here and none joined for {config.quiet_s:g} s")
 
 
 def _choose(members: tuple[Member, ...], previous: World | None, most: int) -> tuple[Member, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from elastic_adapter.core.model import Outcome, Seat, World
@@ -24,7 +24,7 @@ class Record:
     """What is committed of a job: all that a new leader needs in order to go on."""
 
     world: World | None = None
-    history: History = History()
+    history: History = field(default_factory=History)
     outcome: Outcome | None = None
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from elastic_adapter.core import descent, frames
 from elastic_adapter.core.errors import GuardLost, SpawnFailed
@@ -21,7 +24,9 @@ from elastic_adapter.core.errors import GuardLost, SpawnFailed
 # script opens has the number it would have without us.
 CHANNEL_FD = 100
 _FOLDER = Path(__file__).parent
+T = TypeVar("T")
 BOOTSTRAP = str(_FOLDER / "bootstrap.py")
+_LOST = "the guard process ended: its workers were ended with it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ class Channel:
 
 @dataclass(slots=True)
 class _Pending:
+    program: str
     spawned: asyncio.Future[int]
     exited: asyncio.Future[Exit]
 
@@ -151,9 +157,11 @@ class Guard:
         loop.add_reader(self._socket, self._receive)
 
     async def spawn(self, spawn: Spawn) -> Process:
-        """Start a program with a channel at CHANNEL_FD and its output on two pipes."""
+        """Start a program with a channel at CHANNEL_FD and its output on two pipes. Raises SpawnFailed, GuardLost."""
+        if self._is_lost:
+            raise GuardLost(_LOST)
         loop = asyncio.get_running_loop()
-        pending = _Pending(loop.create_future(), loop.create_future())
+        pending = _Pending(spawn.argv[0], loop.create_future(), loop.create_future())
         id = self._next_id
         self._next_id += 1
         self._pending[id] = pending
@@ -195,6 +203,8 @@ class Guard:
 
     async def sweep(self) -> None:
         """End everything below the guard that belongs to no living process that we asked for."""
+        if self._is_lost:
+            return
         swept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sweeps.append(swept)
         self._send({"op": "sweep"})
@@ -207,6 +217,10 @@ class Guard:
                 asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
         await asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+
+    @property
+    def _is_lost(self) -> bool:
+        return self.lost is not None and self.lost.done()
 
     def _send(self, message: dict[str, object], fds: tuple[int, ...] = ()) -> None:
         data = frames.encode(message)
@@ -243,28 +257,30 @@ class Guard:
             assert isinstance(errno, int)
             del self._pending[id]
             if not pending.spawned.done():
-                pending.spawned.set_exception(SpawnFailed("the program", errno, os.strerror(errno)))
+                pending.spawned.set_exception(SpawnFailed(pending.program, errno, os.strerror(errno)))
         else:
-            _resolve(pending.spawned, event["pid"])
+            pid = event["pid"]
+            assert isinstance(pid, int)
+            _resolve(pending.spawned, pid)
 
     def _guard_is_gone(self) -> None:
         """What it guarded has become ours; end it, and let everybody who waits know."""
         asyncio.get_running_loop().remove_reader(self._socket)
         descent.kill_below(_reap_own, frozenset(), within_s=5)
-        error = GuardLost("the guard process ended: its workers were ended with it")
-        for pending in self._pending.values():
-            if not pending.spawned.done():
-                pending.spawned.set_exception(error)
-        for future in self._sweeps:
-            _resolve(future, None)
         if self.lost is not None:
             _resolve(self.lost, None)
+        for pending in self._pending.values():
+            if not pending.spawned.done():
+                pending.spawned.set_exception(GuardLost(_LOST))
+            _resolve(pending.exited, Exit(None, signal.SIGKILL, time.time()))
+        for future in self._sweeps:
+            _resolve(future, None)
 
 
-def _resolve(future: asyncio.Future[object] | asyncio.Future[None] | asyncio.Future[Exit], value: object) -> None:
+def _resolve(future: asyncio.Future[T], value: T) -> None:
     """Set a result unless whoever waited has given up."""
     if not future.done():
-        future.set_result(value)  # type: ignore[arg-type]
+        future.set_result(value)
 
 
 def _reap_own() -> None:

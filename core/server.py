@@ -33,7 +33,7 @@ class Desk(Protocol):
     def job(self) -> Job: ...
 
 
-class _Servicer(rpc.CoreServicer):  # type: ignore[misc]
+class _Servicer(rpc.CoreServicer):
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
@@ -55,8 +55,8 @@ class _Servicer(rpc.CoreServicer):  # type: ignore[misc]
             reader.cancel()
             self._desk.detached(joined.member.node, outbox)
 
-    async def Status(  # noqa: N802 (the name is the protocol's)
-        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
+    async def Status(  # noqa: N802 (as above)
+        self, _request: pb.StatusRequest, _context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
     ) -> pb.StatusReply:
         return status_to_wire(self._desk.job)
 

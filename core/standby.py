@@ -9,12 +9,15 @@ import os
 from elastic_adapter.core.errors import SpawnFailed
 from elastic_adapter.core.model import Assignment
 from elastic_adapter.core.readiness import connections_to, cpu_ticks, idle_cpus
+from elastic_adapter.core.waiting import first_of
 from elastic_adapter.core.workers import Standby, Starter, discard
 
 log = logging.getLogger(__name__)
 
 # Looked at only while a generation starts.
 _LOOK_EVERY_S = 0.25
+# As much idle CPU as an import needs without disturbing anybody.
+_AT_REST_CPUS = 0.5
 # From when on standbys are made although the CPU never rests: they run at the lowest priority.
 _BUSY_ENOUGH_S = 3.0
 # A script that forms no group at all is taken to be past its start after this long.
@@ -72,7 +75,7 @@ class StandbyPool:
             await _past_the_start(assignment)
         at_once = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 8))
         await asyncio.gather(*(self._keep(local_rank, at_once) for local_rank in range(self._slots)))
-        log.debug("standbys are ready for all %d slots", self._slots)
+        log.info("standbys are ready for all %d worker(s): a restart will not import anything again", self._slots)
 
     async def _keep(self, local_rank: int, at_once: asyncio.Semaphore) -> None:
         """Make a standby for this slot, unless it has one or its standbys do not live."""
@@ -102,11 +105,7 @@ class StandbyPool:
 
 async def _ready_or_ended(standby: Standby) -> bool:
     """Wait until the standby has imported everything; False when it ended instead."""
-    ready = asyncio.create_task(standby.ready.wait())
-    try:
-        await asyncio.wait({ready, standby.process.exited}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ready.cancel()
+    await first_of(standby.ready.wait(), standby.process.exited)
     return standby.ready.is_set()
 
 
@@ -123,6 +122,6 @@ async def _past_the_start(assignment: Assignment) -> None:
             joined = now
         if joined is None and now - started >= _NO_GROUP_S:
             joined = started
-        if joined is not None and (idle_cpus(before, after) >= 0.5 or now - joined >= _BUSY_ENOUGH_S):
+        if joined is not None and (idle_cpus(before, after) >= _AT_REST_CPUS or now - joined >= _BUSY_ENOUGH_S):
             return
         before = after

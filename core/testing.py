@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import TypeAlias
 
@@ -55,8 +56,8 @@ from elastic_adapter.core.model import (
     Run,
     Stopped,
     Succeeded,
-    World,
     WorkerExit,
+    World,
 )
 from elastic_adapter.core.restart import RestartPolicy
 
@@ -183,7 +184,7 @@ class Referee:
         return self.config.min_nodes
 
     def _check_final(self, after: Job, commands: tuple[Command, ...]) -> None:
-        _require(after.phase == Finished(self._outcome) if self._outcome else False, "the end is final")
+        _require(isinstance(after.phase, Finished) and after.phase.outcome == self._outcome, "the end is final")
         directives = [directive for _, directive in sent(commands)]
         _require(len(directives) == len(commands), "after the end nothing is committed or concluded")
         _require(all(isinstance(each, Halt) for each in directives), "after the end there is only Halt")
@@ -205,9 +206,10 @@ class Referee:
         _require(not stale or (after == before and not commands), f"{event} is dropped")
 
     def _note_exit(self, before: Job, event: Event) -> None:
-        if isinstance(event, WorkerExited) and event.exit.ok and isinstance(before.phase, Running | Draining):
-            if _belongs(event.exit, self.worlds[-1]):
-                self.finished.add(event.exit.rank)
+        if not isinstance(event, WorkerExited) or not isinstance(before.phase, Running | Draining):
+            return
+        if event.exit.ok and _belongs(event.exit, self.worlds[-1]):
+            self.finished.add(event.exit.rank)
 
     def _note_presence(self, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         match event:
@@ -215,7 +217,7 @@ class Referee:
                 halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
                 closed = self.config.level == Level.OFF and self.worlds and member.node not in self.present
                 if halted and not isinstance(after.phase, Finished):
-                    _require(bool(closed), "a node is refused only at level 0 after the start")
+                    _require(closed, "a node is refused only at level 0 after the start")
                     return
                 stranger = closed and member.node not in self.worlds[-1].nodes
                 _require(not stranger, "at level 0 nobody joins after the start")
@@ -363,6 +365,10 @@ class Referee:
             able = all(member.ports for member in self.present.values())
             quiet = isinstance(after.phase, Gathering) and deadline(after) is not None
             _require(quiet or not able, "a job that lacks nothing waits for nothing but the quiet time")
+        if isinstance(after.phase, Running) and self.config.level == Level.ELASTIC and not self.finished:
+            size = len(self.worlds[-1].nodes)
+            room = size < min(len(self.present), self.config.max_nodes)
+            _require(not room or deadline(after) is not None, "a newcomer for whom there is room is not forgotten")
         if isinstance(after.phase, Draining):
             _require(self.config.level == Level.ELASTIC, "only an elastic job drains")
 
@@ -389,7 +395,7 @@ def _words(command: Command) -> str:
             raise AssertionError(f"unhandled value: {command!r}")
 
 
-def _require(condition: bool, rule: str) -> None:
+def _require(condition: object, rule: str) -> None:
     if not condition:
         raise BrokenRule(rule)
 
@@ -403,7 +409,7 @@ class Story:
         self.referee = Referee(config)
         # What the last step asked for.
         self.commands: tuple[Command, ...] = ()
-        self.last: Event | None = None
+        self.told: list[Event] = []
         # Whether every step so far kept the rules.
         self.sound = True
         self._act = act
@@ -414,17 +420,25 @@ class Story:
     def generation(self) -> int:
         return self.job.world.generation if self.job.world is not None else 0
 
+    @property
+    def last(self) -> Event | None:
+        return self.told[-1] if self.told else None
+
     def tell(self, event: Event) -> None:
         before = self.job
-        self.last, self.sound = event, False
+        self.told.append(event)
         self.job, self.commands = self._act(before, event, self.now)
-        self.referee.watch(before, event, self.now, self.job, self.commands)
-        self.sound = True
+        try:
+            self.referee.watch(before, event, self.now, self.job, self.commands)
+        except BrokenRule as broken:
+            self.sound = False
+            events = "\n  ".join(str(each) for each in self.told)
+            raise BrokenRule(f"{broken}; {before.config} was told:\n  {events}") from None
 
     def fresh_ports(self, number: int) -> tuple[int, ...]:
         return tuple(next(self._ports) for _ in range(number))
 
-    def join(self, node: str, *, slots: int = 1, ports: int = 9, running: int | None = None) -> None:
+    def join(self, node: str, running: int | None = None, *, slots: int = 1, ports: int = 9) -> None:
         """A node comes, or comes again: then it still holds the ports that no world has taken."""
         held = self.referee.present[node].ports if node in self.referee.present else ()
         offer = (*held, *self.fresh_ports(max(0, ports - len(held))))
@@ -455,46 +469,44 @@ class Story:
         _require(self.job != before, f"a deadline leads somewhere, but nothing happened in {outline(before)}")
 
     def play(self, script: str) -> str:
-        """Act out lines such as ``join a b; wait 3; fail 0 9; lose b`` and give the outline of the end."""
+        """Act out lines such as ``join a b; wait 3; fail 0:9; lose b`` and give the outline of the end.
+
+        A verb is done to each of its words in turn. ``0:9`` is rank 0 with code 9, ``@2`` names a generation.
+        """
         for line in script.split(";"):
-            self._play_line(line.split())
+            verb, *words = line.split()
+            if verb == "repeat":
+                self.tell(self.told[-1])
+            for word in words:
+                self._verbs[verb](word)
         return outline(self.job)
 
-    def _play_line(self, words: list[str]) -> None:
-        match words:
-            case ["join", node, "running", generation]:
-                self.join(node, running=int(generation))
-            case ["join", *nodes]:
-                for node in nodes:
-                    self.join(node)
-            case ["join-without-ports", node]:
-                self.join(node, ports=0)
-            case ["lose", *nodes]:
-                for node in nodes:
-                    self.tell(MemberLost(node, "its stream broke"))
-            case ["leave", node]:
-                self.tell(MemberLeaving(node, signal.SIGTERM))
-            case ["offer", node, *number]:
-                self.tell(PortsOffered(node, self.fresh_ports(int(number[0]) if number else 1)))
-            case ["ok", *ranks]:
-                for rank in ranks:
-                    self.exit(int(rank))
-            case ["fail", rank, code]:
-                self.exit(int(rank), int(code))
-            case ["late", generation, rank, code]:
-                self.exit(int(rank), int(code), generation=int(generation))
-            case ["kill", rank]:
-                self.exit(int(rank), signal=signal.SIGKILL)
-            case ["drained", *nodes]:
-                for node in nodes:
-                    self.tell(NodeDrained(node, self.generation))
-            case ["late-drained", node, generation]:
-                self.tell(NodeDrained(node, int(generation)))
-            case ["stop", node]:
-                self.tell(StopRequested(node, signal.SIGINT))
-            case ["wait", seconds]:
-                self.wait(float(seconds))
-            case ["repeat"] if self.last is not None:
-                self.tell(self.last)
-            case _:
-                raise ValueError(f"unknown line in the story: {' '.join(words)}")
+    @cached_property
+    def _verbs(self) -> dict[str, Callable[[str], None]]:
+        return {
+            "join": lambda node: self.join(*_at(node)),
+            "join-without-ports": lambda node: self.join(node, ports=0),
+            "offer": lambda node: self.tell(PortsOffered(node, self.fresh_ports(1))),
+            "lose": lambda node: self.tell(MemberLost(node, "its stream broke")),
+            "leave": lambda node: self.tell(MemberLeaving(node, signal.SIGTERM)),
+            "stop": lambda node: self.tell(StopRequested(node, signal.SIGINT)),
+            "drained": self._drained,
+            "ok": lambda rank: self._exited(rank, 0),
+            "fail": lambda rank: self._exited(rank, 1),
+            "kill": lambda rank: self.exit(int(rank), signal=signal.SIGKILL),
+            "wait": lambda seconds: self.wait(float(seconds)),
+        }
+
+    def _drained(self, word: str) -> None:
+        node, generation = _at(word)
+        self.tell(NodeDrained(node, self.generation if generation is None else generation))
+
+    def _exited(self, word: str, default: int) -> None:
+        head, generation = _at(word)
+        rank, _, code = head.partition(":")
+        self.exit(int(rank), int(code) if code else default, generation=generation)
+
+
+def _at(word: str) -> tuple[str, int | None]:
+    head, _, generation = word.partition("@")
+    return head, int(generation) if generation else None

@@ -172,9 +172,7 @@ class Starter:
         self.output.attach(worker.stderr)
         return worker
 
-    def _stream(
-        self, seat: Seat, fd: int, bit: int, console: int, file_name: str, filters: tuple[str, ...]
-    ) -> Stream:
+    def _stream(self, seat: Seat, fd: int, bit: int, console: int, file_name: str, filters: tuple[str, ...]) -> Stream:
         """One of the worker's streams. Files are appended to: a change of members keeps the attempt's number."""
         output = self.node.output
         folder = self._worker_folder(seat.assignment.restart_count, seat.local_rank)

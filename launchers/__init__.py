@@ -1,0 +1,1 @@
+"""The commands: what the user says becomes a plan, and the plan is run."""

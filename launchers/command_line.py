@@ -71,7 +71,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
 def _split(word: str) -> tuple[str, str | None]:
     """The flag that a word names, spelt in full, and the value that is attached to it."""
     name, equals, value = word.partition("=")
-    if not name.startswith("--") and len(name) > 2 and name[:2] in _FLAGS and not _FLAGS[name[:2]].switch:
+    short = _FLAGS.get(name[:2])
+    if name[2:] and short is not None and not short.switch:
         return name[:2], word[2:]
     return _full(name), value if equals else None
 

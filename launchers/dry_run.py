@@ -16,7 +16,7 @@ from elastic_adapter.launchers.plan import LaunchPlan
 
 _MASK = "******"
 _SECRET = re.compile(
-    r"(?:^|[^a-z])[a-z]*(?:token|(?:pass|passwd|password|passphrase|pwd|secret|key|credential|auth)s?)(?:[^a-z]|$)"
+    r"(?:^|[^a-z])[a-z]*(?:token|pass$|(?:passwd|password|passphrase|pwd|secret|key|credential|auth)s?)(?:[^a-z]|$)"
 )
 _PAIR = re.compile(r"([\w.-]+)=([^\s,;&]+)")
 _USER_INFO = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
@@ -40,7 +40,7 @@ def describe(plan: LaunchPlan, inherited: Mapping[str, str]) -> str:
 
 
 def _settings(plan: LaunchPlan) -> Iterator[str]:
-    rows = [(source.name, masked(source.name, source.value) or "-", source.origin) for source in plan.sources]
+    rows = [(source.name, masked("", source.value) or "-", source.origin) for source in plan.sources]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, origin in rows:
         yield f"  {name:{widths[0]}}  {value:{widths[1]}}  {origin}"

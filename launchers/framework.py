@@ -14,18 +14,41 @@ _TORCH_VARIABLES = frozenset(
 
 # What paddle.distributed.launch and fleetrun read, apart from the parameter server's.
 _PADDLE_VARIABLES = frozenset(
-    "PADDLE_" + name
-    for name in (
-        "MASTER RANK NNODES NPROC_PER_NODE JOB_ID LOG_DIR LOG_LEVEL LOG_OVERWRITE SORT_IP RUN_MODE DEVICES IPS START_PORT "
-        "MAX_RESTART ELASTIC_LEVEL ELASTIC_TIMEOUT ELASTIC_SERVER ELASTIC_JOB_ID ELASTIC_NP ELASTIC_SCALE ELASTIC_FORCE "
-        "ELASTIC_FAULT_TOLERANC_LEVEL ELASTIC_TTL ELASTIC_ETCD_SERVICE_HOST ELASTIC_ETCD_SERVICE_PORT TRAINERS PORT"
-    ).split()
+    {
+        "PADDLE_MASTER",
+        "PADDLE_RANK",
+        "PADDLE_NNODES",
+        "PADDLE_NPROC_PER_NODE",
+        "PADDLE_JOB_ID",
+        "PADDLE_LOG_DIR",
+        "PADDLE_LOG_LEVEL",
+        "PADDLE_LOG_OVERWRITE",
+        "PADDLE_SORT_IP",
+        "PADDLE_RUN_MODE",
+        "PADDLE_DEVICES",
+        "PADDLE_IPS",
+        "PADDLE_START_PORT",
+        "PADDLE_MAX_RESTART",
+        "PADDLE_ELASTIC_LEVEL",
+        "PADDLE_ELASTIC_TIMEOUT",
+        "PADDLE_ELASTIC_SERVER",
+        "PADDLE_ELASTIC_JOB_ID",
+        "PADDLE_ELASTIC_NP",
+        "PADDLE_ELASTIC_SCALE",
+        "PADDLE_ELASTIC_FORCE",
+        "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL",
+        "PADDLE_ELASTIC_TTL",
+        "PADDLE_ELASTIC_ETCD_SERVICE_HOST",
+        "PADDLE_ELASTIC_ETCD_SERVICE_PORT",
+        "PADDLE_TRAINERS",
+        "PADDLE_PORT",
+    }
 )
 
 
 def choose(given: Given, environ: Mapping[str, str], installed: Callable[[str], bool]) -> tuple[Entry, str]:
     """The framework's entry, and how it was found, as the origin of the setting."""
-    if given.text:
+    if given.text is not None:
         return find(given.text), given.origin
     torch, paddle = _set_of(_TORCH_VARIABLES, environ), paddle_variables(environ)
     if torch and paddle:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 
 from elastic_adapter.core.errors import UserError
@@ -22,24 +21,34 @@ def interpreter(given: Given, environ: Mapping[str, str], own: str) -> str:
 
 
 def program(
-    values: Mapping[str, Given], words: tuple[str, ...], environ: Mapping[str, str], python: str, plain: bool
+    values: Mapping[str, Given],
+    words: tuple[str, ...],
+    environ: Mapping[str, str],
+    python: str,
+    *,
+    own: bool,
+    plain: bool,
 ) -> Program:
-    """``plain``: the framework is none, so that a target is taken for Python only where its name says so."""
+    """What to run.
+
+    ``own``: the workers' Python is the launcher's, so that modules can be looked for. ``plain``: there is no framework,
+    so that a target is taken for Python only where its name says so.
+    """
     if not words:
         raise UserError("no script is given: expected elastic-launch [options] script [arguments of the script]")
     target, args = words[0], words[1:]
-    mode = _mode(values, target, plain)
+    mode = _mode(values, target, plain=plain)
     if mode == "native":
         return NativeProgram((_executable(target, environ), *args))
     if mode == "module":
-        if python == sys.executable:
+        if own:
             _check_module(target, environ)
     else:
         _check_script(target)
     return PythonProgram(mode, target, args, python)
 
 
-def _mode(values: Mapping[str, Given], target: str, plain: bool) -> str:
+def _mode(values: Mapping[str, Given], target: str, *, plain: bool) -> str:
     module, no_python = values["module"], values["no-python"]
     if values["run-path"].on:
         return "path"
@@ -71,14 +80,22 @@ def _is_an_option(target: str) -> str:
 def _check_module(target: str, environ: Mapping[str, str]) -> None:
     """The top-level module must be somewhere on the workers' path; the rest is known only when it is imported."""
     from importlib.machinery import PathFinder
-    from importlib.util import find_spec
 
     if target.endswith(".py"):
         raise UserError(f"-m expects a module's name, got {target!r}: use -m {target[:-3]}, or leave out -m")
     top = target.partition(".")[0]
     added = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if not top.isidentifier() or not (PathFinder.find_spec(top, [os.getcwd(), *added]) or find_spec(top)):
+    if not top.isidentifier() or not (PathFinder.find_spec(top, [os.getcwd(), *added]) or _known(top)):
         raise UserError(f"module {target!r} not found: {top!r} is neither in {os.getcwd()} nor on Python's path")
+
+
+def _known(module: str) -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _executable(target: str, environ: Mapping[str, str]) -> str:

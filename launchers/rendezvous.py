@@ -11,38 +11,40 @@ from elastic_adapter.launchers.settings import Given
 
 _ONE_NODE = ("static", "c10d")
 _SEVERAL_NODES = ("etcd", "etcd-v2", "etcdv3", "embedded")
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    min_nodes: int
-    max_nodes: int
+class Place:
+    """Where rank 0 is reached."""
+
     address: str
     # None: a free one for each generation.
-    master_port: int | None
+    port: int | None = None
     notes: tuple[str, ...] = ()
 
 
-def meeting(values: Mapping[str, Given], resolvable: Callable[[str], bool]) -> Meeting:
-    least, most = nodes(values["nnodes"])
+def check(values: Mapping[str, Given]) -> None:
+    """Whether the rendezvous that is asked for is one that this version can do."""
     _check_conf(values["rdzv-conf"])
-    standalone = values["standalone"].on
-    backend = values["rdzv-backend"]
-    if not standalone:
-        _check_backend(backend)
-    if most > 1:
+    backend, count = values["rdzv-backend"], values["nnodes"]
+    if backend.text in _SEVERAL_NODES and not values["standalone"].on:
         raise UserError(
-            f"{values['nnodes'].where} {values['nnodes'].text}: this version runs a job on one node; use --nnodes 1"
+            f"{backend.where} {backend.text}: this version runs a job on one node, which needs no {backend.text}; "
+            "leave it out, or use --standalone"
         )
+    if backend.text not in (*_ONE_NODE, *_SEVERAL_NODES):
+        raise backend.wrong(f"one of {', '.join((*_ONE_NODE, *_SEVERAL_NODES))}")
+    if nodes(count) != (1, 1):
+        raise UserError(f"{count.where} {count.text}: this version runs a job on one node; use --nnodes 1")
     if values["node-rank"].whole(0) != 0:
         raise values["node-rank"].wrong("0", "a job on one node has no other node rank")
-    return _at(values, standalone or backend.text != "static", least, most, resolvable)
 
 
 def nodes(given: Given) -> tuple[int, int]:
     """N or MIN:MAX."""
     parts = (given.text or "").split(":")
-    if len(parts) > 2 or not all(part.isascii() and part.isdecimal() for part in parts):
+    if not re.fullmatch(r"\d+(:\d+)?", given.text or "", re.ASCII):
         raise given.wrong("a number of nodes, or MIN:MAX such as 2:4")
     least, most = int(parts[0]), int(parts[-1])
     if least < 1:
@@ -50,16 +52,6 @@ def nodes(given: Given) -> tuple[int, int]:
     if least > most:
         raise given.wrong("MIN:MAX with MIN not above MAX", f"{most}:{least}?")
     return least, most
-
-
-def _check_backend(given: Given) -> None:
-    if given.text in _SEVERAL_NODES:
-        raise UserError(
-            f"{given.where} {given.text}: this version runs a job on one node, which needs no {given.text}; "
-            "leave it out, or use --standalone"
-        )
-    if given.text not in _ONE_NODE:
-        raise given.wrong(f"one of {', '.join((*_ONE_NODE, *_SEVERAL_NODES))}")
 
 
 def _check_conf(given: Given) -> None:
@@ -71,30 +63,23 @@ def _check_conf(given: Given) -> None:
             raise given.wrong("a list such as key=value,key=value")
 
 
-def _at(
-    values: Mapping[str, Given], free_port: bool, least: int, most: int, resolvable: Callable[[str], bool]
-) -> Meeting:
-    """Only the static backend takes the master's place from the user; torchrun ignores it with the others too."""
-    port = values["master-port"].whole(0, 65535) if values["master-port"].text else 0
+def place(values: Mapping[str, Given], resolvable: Callable[[str], bool]) -> Place:
+    """Only the static backend takes the master's place from the user; with the others torchrun ignores it, too."""
+    addr, port, local = values["master-addr"], values["master-port"], values["local-addr"]
+    number = port.whole(0, _LAST_PORT) if port.text is not None else 0
     host, endpoint_port = _endpoint(values["rdzv-endpoint"])
-    address = values["local-addr"]
-    notes: tuple[str, ...] = ()
-    if free_port:
-        ignored = [values[name].where for name in ("master-addr", "master-port") if values[name].explicit]
-        if ignored:
-            notes = (f"{' and '.join(ignored)} have no effect here: only the static backend uses them",)
-        return Meeting(least, most, _host(address, resolvable) or "127.0.0.1", None, notes)
+    if values["standalone"].on or values["rdzv-backend"].text != "static":
+        ignored = ", ".join(given.where for given in (addr, port) if given.explicit)
+        note = f"no effect: {ignored}; only --rdzv-backend static without --standalone uses them"
+        return Place(_host(local, resolvable), notes=(note,) if ignored else ())
     if host:
-        address, port = values["rdzv-endpoint"], endpoint_port
-        return Meeting(least, most, _resolved(address, host, resolvable), port or None)
-    if values["master-addr"].explicit:
-        address = values["master-addr"]
-    return Meeting(least, most, _host(address, resolvable) or "127.0.0.1", port or None)
+        return Place(_resolved(values["rdzv-endpoint"], host, resolvable), endpoint_port or None)
+    return Place(_host(addr if addr.explicit else local, resolvable), number or None)
 
 
-def _host(given: Given, resolvable: Callable[[str], bool]) -> str | None:
-    if not given.text:
-        return None
+def _host(given: Given, resolvable: Callable[[str], bool]) -> str:
+    if given.text is None:
+        return "127.0.0.1"
     host = given.text.strip()
     return _resolved(given, host[1:-1] if host[:1] + host[-1:] == "[]" else host, resolvable)
 
@@ -111,6 +96,6 @@ def _endpoint(given: Given) -> tuple[str, int]:
     if not text:
         return "", 0
     found = re.fullmatch(r"(\[[\w:.]+\]|[\w.-]+)(?::(\d{1,5}))?", text, re.ASCII)
-    if found is None or int(found[2] or 0) > 65535:
+    if found is None or int(found[2] or 0) > _LAST_PORT:
         raise given.wrong("HOST:PORT")
     return found[1].strip("[]"), int(found[2] or 0)

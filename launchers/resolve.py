@@ -30,55 +30,57 @@ def resolve(
     values: Mapping[str, Given], words: tuple[str, ...], environ: Mapping[str, str], machine: Machine
 ) -> LaunchPlan:
     _check_unsupported(values)
-    meeting = rendezvous.meeting(values, machine.resolvable)
+    rendezvous.check(values)
+    place = rendezvous.place(values, machine.resolvable)
     python = interpreter(values["python"], environ, machine.python)
     entry, found_by = framework.choose(values["framework"], environ, machine.installed)
-    target = program(values, words, environ, python, plain=entry.name == "plain")
-    if python == machine.python and not isinstance(target, NativeProgram):
+    own = python == machine.python
+    target = program(values, words, environ, python, own=own, plain=entry.name == "plain")
+    if own and not isinstance(target, NativeProgram):
         framework.check_installed(entry, machine.installed)
     slots = workers(values["nproc-per-node"], environ, machine, python)
-    level = _level(values["fault-tolerance-level"], meeting.min_nodes, meeting.max_nodes)
-    job = JobConfig(
-        job_id=_name(values["rdzv-id"], machine.new_id),
-        min_nodes=meeting.min_nodes,
-        max_nodes=meeting.max_nodes,
-        level=level,
-        policy=RestartPolicy(_max_restarts(values, entry, level)),
-    )
+    job = _job(values, entry, machine)
     signals = _signals(values["signals-to-handle"])
-    options = _options(values, entry, signals, slots, environ, machine)
+    options = Options(
+        signals=tuple(signal_name(number) for number in signals),
+        virtual_local_rank=_virtual(values["virtual-local-rank"], entry, slots, environ.get("CUDA_VISIBLE_DEVICES")),
+        gpus=gpu_count(machine, environ) if entry.counts_gpus else 0,
+    )
     node = NodeConfig(
         node=_name(values["node-id"], lambda: machine.host_name),
-        address=meeting.address,
+        address=place.address,
         slots=slots,
         output=streams.output(values, slots),
         grace_s=values["shutdown-timeout"].seconds(),
         signals=signals,
         role=values["role"].text or "",
-        master_port=meeting.master_port,
+        master_port=place.port,
         standby=not values["no-standby"].on,
         preload=_modules(values["preload"]),
         pass_local_rank=_pass_local_rank(values, target),
         cpus=_cpus(values["numa-binding"], slots, environ, machine),
     )
     adapter = load(entry, options)
-    resolved = {
-        "framework": (entry.name, found_by),
-        "nproc-per-node": (_counted(values["nproc-per-node"], slots), values["nproc-per-node"].origin),
-        "rdzv-id": (job.job_id, _or_default(values["rdzv-id"], "default, new for each run")),
-        "node-id": (node.node, _or_default(values["node-id"], "default, the host's name")),
-        "max-restarts": (str(job.policy.max_restarts), values["max-restarts"].origin),
-        "fault-tolerance-level": (str(int(level)), values["fault-tolerance-level"].origin),
-        "python": (python, _or_default(values["python"], "default, the launcher's own")),
-    }
     return LaunchPlan(
         job=job,
         node=node,
         program=target,
         adapter=adapter,
         log_level=_log_level(values["log-level"]),
-        sources=_sources(values, resolved),
-        notes=(*meeting.notes, *_notes(values, adapter, slots, environ)),
+        sources=_sources(values, {"framework": (entry.name, found_by), **_resolved(values, job, node, python)}),
+        notes=(*place.notes, *_notes(values, adapter, slots, environ)),
+    )
+
+
+def _job(values: Mapping[str, Given], entry: Entry, machine: Machine) -> JobConfig:
+    min_nodes, max_nodes = rendezvous.nodes(values["nnodes"])
+    level = _level(values["fault-tolerance-level"], min_nodes, max_nodes)
+    return JobConfig(
+        job_id=_name(values["rdzv-id"], machine.new_id),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        level=level,
+        policy=RestartPolicy(_max_restarts(values, entry, level)),
     )
 
 
@@ -106,14 +108,6 @@ def _some(count: int, given: Given, device: str, environ: Mapping[str, str]) -> 
     return count
 
 
-def _counted(given: Given, slots: int) -> str:
-    return str(slots) if given.text == str(slots) else f"{slots} ({given.text})"
-
-
-def _or_default(given: Given, default: str) -> str:
-    return given.origin if given.text else default
-
-
 def _check_unsupported(values: Mapping[str, Given]) -> None:
     start, specs, events = values["start-method"], values["logs-specs"], values["event-log-handler"]
     if start.text in ("fork", "forkserver"):
@@ -137,7 +131,7 @@ def _check_unsupported(values: Mapping[str, Given]) -> None:
 
 
 def _level(given: Given, min_nodes: int, max_nodes: int) -> Level:
-    if not given.text:
+    if given.text is None:
         return default_level(min_nodes, max_nodes)
     if given.text not in ("0", "1", "2"):
         raise given.wrong("0 (off), 1 (fault-tolerant) or 2 (elastic)")
@@ -146,7 +140,7 @@ def _level(given: Given, min_nodes: int, max_nodes: int) -> Level:
 
 def _max_restarts(values: Mapping[str, Given], entry: Entry, level: Level) -> int:
     given = values["max-restarts"]
-    if not given.text:
+    if given.text is None:
         return 0 if level == Level.OFF else entry.max_restarts
     restarts = given.whole(0)
     if restarts and level == Level.OFF:
@@ -183,31 +177,14 @@ def _signals(given: Given) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _options(
-    values: Mapping[str, Given],
-    entry: Entry,
-    signals: tuple[int, ...],
-    slots: int,
-    environ: Mapping[str, str],
-    machine: Machine,
-) -> Options:
-    virtual = values["virtual-local-rank"]
-    if virtual.on:
-        _check_virtual(virtual, entry, slots, environ.get("CUDA_VISIBLE_DEVICES"))
-    return Options(
-        signals=tuple(signal_name(number) for number in signals),
-        virtual_local_rank=virtual.on,
-        gpus=gpu_count(machine, environ) if entry.name == "paddle" else 0,
-    )
-
-
-def _check_virtual(given: Given, entry: Entry, slots: int, visible: str | None) -> None:
-    if entry.name != "torch":
+def _virtual(given: Given, entry: Entry, slots: int, visible: str | None) -> bool:
+    if given.on and entry.name != "torch":
         raise UserError(f"{given.where} is for --framework torch, got --framework {entry.name}")
-    if visible is not None and len(visible.split(",")) < slots:
+    if given.on and visible is not None and len(visible.split(",")) < slots:
         raise UserError(
             f"{given.where}: {slots} workers need a GPU each, but CUDA_VISIBLE_DEVICES={visible!r} names fewer"
         )
+    return given.on
 
 
 def _modules(given: Given) -> tuple[str, ...]:
@@ -252,9 +229,38 @@ def _log_level(given: Given) -> str:
     return level
 
 
+_SWITCHES = frozenset(setting.name for setting in SETTINGS if setting.switch)
+
+
+def _resolved(values: Mapping[str, Given], job: JobConfig, node: NodeConfig, python: str) -> dict[str, tuple[str, str]]:
+    """The settings whose text does not say all: value and origin."""
+    return {
+        "nproc-per-node": (_counted(values["nproc-per-node"], node.slots), values["nproc-per-node"].origin),
+        "rdzv-id": (job.job_id, _or_default(values["rdzv-id"], "default, new for each run")),
+        "node-id": (node.node, _or_default(values["node-id"], "default, the host's name")),
+        "max-restarts": (str(job.policy.max_restarts), values["max-restarts"].origin),
+        "fault-tolerance-level": (str(int(job.level)), values["fault-tolerance-level"].origin),
+        "python": (python, _or_default(values["python"], "default, the launcher's own")),
+    }
+
+
+def _counted(given: Given, slots: int) -> str:
+    return str(slots) if given.text == str(slots) else f"{slots} ({given.text})"
+
+
+def _or_default(given: Given, default: str) -> str:
+    return given.origin if given.text else default
+
+
+def _shown(given: Given) -> str:
+    if given.name in _SWITCHES:
+        return "yes" if given.on else "no"
+    return given.text or ""
+
+
 def _sources(values: Mapping[str, Given], resolved: Mapping[str, tuple[str, str]]) -> tuple[Source, ...]:
     shown = [setting.name for setting in SETTINGS if setting.group != "other" and setting.name != "dry-run"]
-    return tuple(Source(name, *resolved.get(name, (values[name].text or "", values[name].origin))) for name in shown)
+    return tuple(Source(name, *resolved.get(name, (_shown(values[name]), values[name].origin))) for name in shown)
 
 
 def _notes(values: Mapping[str, Given], adapter: Adapter, slots: int, environ: Mapping[str, str]) -> list[str]:

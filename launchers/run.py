@@ -43,6 +43,8 @@ def _log_to(output: Output, plan: LaunchPlan) -> None:
 
 
 async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) -> Outcome:
+    # gRPC's own log lines tell a user nothing. The guard has its environment already: workers do not see this.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # gRPC's import is the slow part of a start: the guard comes up beside it.
     from elastic_adapter.core.agent import Agent
     from elastic_adapter.core.client import Link
@@ -61,7 +63,7 @@ async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) ->
     leading = asyncio.create_task(coordinator.lead(leader.epoch))
     link = Link(leader.address)
     try:
-        agent = Agent(plan.job, plan.node, starter, guard, pool, link)
+        agent = Agent(plan.job, plan.node, starter=starter, pool=pool, link=link)
         return await _first(agent.run(), leading)
     finally:
         leading.cancel()

@@ -183,7 +183,7 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "log-prefix",
         "logs",
-        "what a worker's line on the console begins with: ${node}, ${rank}, ${local_rank}, ${role_name}; '' for nothing",
+        "what a worker's line on the console begins with: ${node}, ${rank}, ${local_rank}, ${role_name}; '' for none",
         metavar="TEMPLATE",
         default="[${node} ${rank}] ",
         torchrun=False,

@@ -34,7 +34,7 @@ def output(values: Mapping[str, Given], slots: int) -> OutputConfig:
 
 
 def _by_rank(given: Given, slots: int) -> tuple[int, ...]:
-    """ "3" for all local ranks, or "0:1,2:3" for some."""
+    """One value for all local ranks, such as 3, or a list for some, such as 0:1,2:3."""
     text = (given.text or "").strip()
     if re.fullmatch("[0-3]", text):
         return (int(text),) * slots
@@ -63,6 +63,13 @@ def filters(text: str) -> tuple[str, ...]:
     """
     items = text.replace(",,", "\0").split(",")
     return tuple(item.replace("\0", ",") for item in items if item)
+
+
+def make_folder(given: Given) -> None:
+    try:
+        os.makedirs(given.text or "", exist_ok=True)
+    except OSError as error:
+        raise given.wrong("a folder that can be made", error.strerror or str(error)) from error
 
 
 def _check_folder(given: Given, folder: str) -> None:

@@ -43,7 +43,7 @@ class PaddleAdapter:
             "PADDLE_NNODES": str(assignment.group_size),
         }
 
-    def read_error_file(self, content: str) -> FailureDetail | None:
+    def read_error_file(self, content: str) -> FailureDetail | None:  # noqa: ARG002 (the port's)
         return None
 
 

@@ -16,12 +16,13 @@ class TorchAdapter:
     signals: tuple[str, ...]
     virtual_local_rank: bool = False
     name: str = "torch"
-    # What torch itself leaves to a script's first use, as far as it costs next to nothing. (DistributedDataParallel's
-    # constructor imports torch._dynamo too: a second or more and some 70 MB, so that is left to --preload.)
+    # What torch leaves to a script's first use. The constructor of DistributedDataParallel and an optimizer's first
+    # step import torch._dynamo: more than a second that a restart need not take, for some 70 MB per standby.
     preload: tuple[str, ...] = (
         "torch",
         "torch.distributed",
         "torch.distributed.elastic.multiprocessing.errors",
+        "torch._dynamo",
         "multiprocessing.queues",
     )
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.events import (
@@ -29,24 +30,27 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running, Step, deadline, step
-from elastic_adapter.core.model import Hold, Level, Run, Succeeded, World
+from elastic_adapter.core.model import Hold, Level, Member, Run, Succeeded, World
 from elastic_adapter.core.restart import History, RestartPolicy
 from elastic_adapter.core.testing import Act, BrokenRule, Story, exit_of, job_config
 
 NODES = ("a", "b", "c", "d", "e", "f")
+# A rule's own choices: those can be made simpler by hypothesis when a rule is broken.
+CHOICES = st.randoms()
+# The choices of a burst: many and fast.
+SEEDS = st.integers(0, 2**32)
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> JobConfig:
-    level = draw(st.sampled_from(Level))
-    fewest = draw(st.integers(1, 4))
+def some_config(rng: Random) -> JobConfig:
+    level = rng.choice((Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC, Level.ELASTIC))
+    fewest = rng.randint(1, 4)
     return job_config(
         level,
-        (fewest, draw(st.integers(fewest, 4))),
-        max_restarts=0 if level == Level.OFF else draw(st.integers(0, 4)),
-        quiet_s=draw(st.sampled_from([0.0, 3.0])),
-        drain_s=draw(st.sampled_from([0.0, 30.0])),
-        hold_timeout_s=draw(st.sampled_from([None, 60.0])),
+        (fewest, rng.randint(fewest, 4)),
+        max_restarts=0 if level == Level.OFF else rng.randint(0, 4),
+        quiet_s=rng.choice((3.0, 0.0)),
+        drain_s=rng.choice((30.0, 0.0)),
+        hold_timeout_s=rng.choice((None, 60.0)),
     )
 
 
@@ -55,122 +59,147 @@ class JobMachine(RuleBasedStateMachine):
 
     act: Act = staticmethod(step)
 
-    @initialize(config=configs(), reports=st.booleans())
-    def begin(self, config: JobConfig, reports: bool) -> None:
+    @initialize(rng=CHOICES, seed=SEEDS, length=st.integers(0, 100))
+    def first(self, rng: Random, seed: int, length: int) -> None:
+        self.begin(rng)
+        self.burst(seed, length)
+
+    def begin(self, rng: Random) -> None:
+        """Some nodes come at the start; most often that makes a first world."""
+        config = some_config(rng)
         self.story = Story(config, self.act)
+        self.reports_drained = rng.random() < 0.5
+        # What may be heard again: ports are left out, because an agent never offers a used one again.
         self.heard: list[Event] = []
-        self.reports_drained = reports
+        for node in NODES[: config.min_nodes + rng.choice((0, 0, 1, 2, -1))]:
+            self.story.join(node, slots=rng.randint(1, 3), ports=rng.choice((1, 1, 2, 0)))
+        self.story.pass_deadline()
+
+    @rule(seed=SEEDS, length=st.integers(1, 100))
+    def burst(self, seed: int, length: int) -> None:
+        """Much happens in a short time."""
+        rng = Random(seed)
+        for _ in range(length):
+            over = isinstance(self.story.job.phase, Finished) and rng.random() < 0.3
+            getattr(self, "end" if over else rng.choice(HAPPENINGS))(rng)
+
+    @rule(rng=CHOICES)
+    def join(self, rng: Random) -> None:
+        if absent := [node for node in NODES if node not in self.present]:
+            self.story.join(rng.choice(absent), slots=rng.randint(1, 3), ports=rng.choice((1, 1, 2, 0)))
+
+    @rule(rng=CHOICES)
+    def come_again(self, rng: Random) -> None:
+        """The same agent on a new stream: its workers are those of the world, or older ones, or none."""
+        if self.present:
+            node = rng.choice(sorted(self.present))
+            running = rng.choice((self.story.generation, self.story.generation - 1)) or None
+            self.story.join(node, slots=self.present[node].slots, ports=rng.randint(0, 2), running=running)
+
+    @rule(rng=CHOICES)
+    def go(self, rng: Random) -> None:
+        """A node is lost, or leaves; rarely the last one, because that ends the job."""
+        if len(self.present) > 1 or (self.present and rng.random() < 0.1):
+            node = rng.choice(sorted(self.present))
+            self.tell(rng.choice((MemberLost(node, "its stream broke"), MemberLeaving(node, signal.SIGTERM))))
+
+    @rule(rng=CHOICES)
+    def exit(self, rng: Random) -> None:
+        if self.world is not None:
+            code = rng.choice((1, 0, 9))
+            number = signal.SIGKILL if code == 9 else None
+            self.story.exit(rng.randrange(self.world.world_size), code, signal=number)
+            self.heard.append(self.story.last)
+
+    @rule(rng=CHOICES)
+    def finish_node(self, rng: Random) -> None:
+        """All workers of one node of several end with code 0."""
+        if self.world is not None and len(self.world.nodes) > 1:
+            for rank in sorted(self.world.ranks(rng.choice(self.world.nodes))):
+                self.story.exit(rank)
+
+    @rule(rng=CHOICES)
+    def drain(self, rng: Random) -> None:
+        if isinstance(self.story.job.phase, Draining):
+            self.tell(NodeDrained(rng.choice(self.world.nodes), self.story.generation))
+
+    @rule(rng=CHOICES)
+    def offer(self, rng: Random) -> None:
+        """Ports that replace the earlier ones; an offer of none takes them back."""
+        if self.present:
+            node = rng.choice(sorted(self.present))
+            self.story.tell(PortsOffered(node, self.story.fresh_ports(rng.randint(0, 2))))
+
+    @rule(rng=CHOICES)
+    def wait(self, rng: Random) -> None:
+        """Time passes; the shell may be late and ask only after several deadlines."""
+        self.story.now += rng.choice((0.5, 3.0, 30.0))
+        self.tell(TimePassed())
+
+    @rule(rng=CHOICES)
+    def pass_deadline(self, rng: Random) -> None:
+        self.story.pass_deadline()
+
+    @rule(rng=CHOICES)
+    def stray(self, rng: Random) -> None:
+        """Messages of other generations, and of ranks and nodes that may not be there."""
+        node, generation = rng.choice(NODES), self.story.generation + rng.choice((0, -1, 1))
+        self.tell(WorkerExited(exit_of(rng.randrange(12), rng.choice((1, 0)), node=node, generation=generation)))
+        if generation != self.story.generation:
+            self.tell(NodeDrained(node, generation))
+        if node not in self.present:
+            self.tell(MemberLost(node, "the stream of a stranger broke"))
+
+    @rule(rng=CHOICES)
+    def hear_again(self, rng: Random) -> None:
+        """A message comes a second time, perhaps much later."""
+        if self.heard:
+            self.story.tell(rng.choice(self.heard))
+
+    @rule(rng=CHOICES)
+    def hear_twice(self, rng: Random) -> None:
+        """A message that comes twice in a row does nothing the second time."""
+        before, last = self.story.job, self.story.last
+        if last in self.heard[-1:] and not isinstance(last, TimePassed):
+            self.story.tell(last)
+            if self.story.job != before or self.story.commands:
+                raise BrokenRule(f"{last} counts once")
+
+    @rule(rng=CHOICES)
+    def end(self, rng: Random) -> None:
+        """A job that is over stays over, whoever comes, and the next one begins. Rarely somebody stops it."""
+        if rng.random() < 0.1:
+            self.tell(StopRequested("a", signal.SIGINT))
+        if isinstance(self.story.job.phase, Finished):
+            self.story.join("a")
+            self.story.wait(100.0)
+            self.begin(rng)
+
+    @rule(rng=CHOICES)
+    def rest(self, rng: Random) -> None:
+        """Rarely: no more faults, and the next job begins."""
+        if rng.random() < 0.3:
+            self.come_to_rest()
+            self.begin(rng)
 
     def tell(self, event: Event) -> None:
         self.heard.append(event)
         self.story.tell(event)
 
-    def goes_on(self) -> bool:
-        return not isinstance(self.story.job.phase, Finished)
-
     @property
     def world(self) -> World | None:
         return self.story.job.world
 
-    def pick(self, data: st.DataObject, present: bool) -> str:
-        here = self.story.referee.present
-        return data.draw(st.sampled_from([node for node in NODES if (node in here) is present]))
-
-    @precondition(lambda self: self.goes_on() and len(self.story.referee.present) < len(NODES))
-    @rule(data=st.data(), slots=st.integers(1, 3), ports=st.integers(0, 2))
-    def join(self, data: st.DataObject, slots: int, ports: int) -> None:
-        self.story.join(self.pick(data, present=False), slots=slots, ports=ports)
-
-    @precondition(lambda self: self.goes_on() and self.story.referee.present)
-    @rule(data=st.data(), lag=st.integers(0, 1), ports=st.integers(0, 2))
-    def come_again(self, data: st.DataObject, lag: int, ports: int) -> None:
-        """The same agent on a new stream: its workers are those of the world, or older ones, or none."""
-        node = self.pick(data, present=True)
-        slots = self.story.referee.present[node].slots
-        self.story.join(node, slots=slots, ports=ports, running=self.story.generation - lag or None)
-
-    @precondition(lambda self: self.goes_on() and self.story.referee.present)
-    @rule(data=st.data(), planned=st.booleans())
-    def go(self, data: st.DataObject, planned: bool) -> None:
-        node = self.pick(data, present=True)
-        self.tell(MemberLeaving(node, signal.SIGTERM) if planned else MemberLost(node, "its stream broke"))
-
-    @precondition(lambda self: self.goes_on() and self.world is not None)
-    @rule(data=st.data(), status=st.sampled_from([0, 1, 9, 137]))
-    def exit(self, data: st.DataObject, status: int) -> None:
-        rank = data.draw(st.integers(0, self.world.world_size - 1))
-        self.story.exit(rank, status, signal=9 if status == 137 else None)
-        self.heard.append(self.story.last)
-
-    @precondition(lambda self: self.goes_on() and self.world is not None)
-    @rule(data=st.data())
-    def finish_node(self, data: st.DataObject) -> None:
-        """All workers of one node end with code 0."""
-        node = data.draw(st.sampled_from(self.world.nodes))
-        for rank in sorted(self.world.ranks(node)):
-            self.story.exit(rank)
-
-    @precondition(lambda self: isinstance(self.story.job.phase, Draining))
-    @rule(data=st.data())
-    def drained(self, data: st.DataObject) -> None:
-        self.tell(NodeDrained(data.draw(st.sampled_from(self.world.nodes)), self.story.generation))
-
-    @precondition(lambda self: self.goes_on() and self.story.referee.present)
-    @rule(data=st.data(), number=st.integers(0, 2))
-    def offer(self, data: st.DataObject, number: int) -> None:
-        """Ports that replace the earlier ones; an offer of none takes them back."""
-        self.story.tell(PortsOffered(self.pick(data, present=True), self.story.fresh_ports(number)))
-
-    @rule(seconds=st.sampled_from([0.5, 3.0, 30.0]))
-    def wait(self, seconds: float) -> None:
-        """Time passes; the shell may be late and ask only after several deadlines."""
-        self.story.now += seconds
-        self.tell(TimePassed())
-
-    @precondition(lambda self: deadline(self.story.job) is not None)
-    @rule()
-    def pass_deadline(self) -> None:
-        self.story.pass_deadline()
-
-    @rule(node=st.sampled_from(NODES), rank=st.integers(0, 12), code=st.integers(0, 1), lag=st.integers(-1, 2))
-    def stray(self, node: str, rank: int, code: int, lag: int) -> None:
-        """Messages of other generations, and of ranks and nodes that may not be there."""
-        generation = self.story.generation - lag
-        if lag:
-            self.tell(NodeDrained(node, generation))
-        if node not in self.story.referee.present:
-            self.tell(MemberLost(node, "the stream of a stranger broke"))
-        self.tell(WorkerExited(exit_of(rank, code, node=node, generation=generation)))
-
-    @rule(meant=st.integers(0, 9))
-    def stop(self, meant: int) -> None:
-        if meant == 9:
-            self.tell(StopRequested("a", signal.SIGINT))
-
-    @precondition(lambda self: self.heard)
-    @rule(data=st.data())
-    def hear_again(self, data: st.DataObject) -> None:
-        """A message comes a second time, perhaps much later."""
-        self.story.tell(data.draw(st.sampled_from(self.heard)))
-
-    @precondition(lambda self: self.heard and self.heard[-1] is self.story.last)
-    @rule()
-    def hear_twice(self) -> None:
-        """A message that comes twice in a row does nothing the second time."""
-        before = self.story.job
-        if not isinstance(self.heard[-1], TimePassed):
-            self.story.tell(self.heard[-1])
-            assert (self.story.job, self.story.commands) == (before, ()), f"{self.heard[-1]} counted twice"
-
-    @precondition(lambda self: not self.goes_on())
-    @rule(node=st.sampled_from(NODES))
-    def join_after_the_end(self, node: str) -> None:
-        self.story.join(node)
+    @property
+    def present(self) -> dict[str, Member]:
+        return self.story.referee.present
 
     def teardown(self) -> None:
-        """Once the faults stop, the job comes to rest in a world, at the end, or in want of nodes."""
-        if not hasattr(self, "story") or not self.story.sound:
-            return
+        if hasattr(self, "story") and self.story.sound:
+            self.come_to_rest()
+
+    def come_to_rest(self) -> None:
+        """Once the faults stop, the job ends in a world, at the end, or in want of nodes."""
         self.calm_down()
         job, referee = self.story.job, self.story.referee
         present = len(referee.present)
@@ -190,15 +219,18 @@ class JobMachine(RuleBasedStateMachine):
     def calm_down(self) -> None:
         """Agents without a port offer one, those that drain report it, and deadlines pass: nothing else."""
         for _ in range(8):
-            for node, member in tuple(self.story.referee.present.items()):
-                if not member.ports:
-                    self.story.tell(PortsOffered(node, self.story.fresh_ports(1)))
+            self.offer_where_none()
             if self.reports_drained and isinstance(self.story.job.phase, Draining):
                 for node in self.world.nodes:
                     self.story.tell(NodeDrained(node, self.story.generation))
             self.story.pass_deadline()
         if deadline(self.story.job) is not None:
             raise BrokenRule("deadlines come to an end")
+
+    def offer_where_none(self) -> None:
+        for node, member in tuple(self.story.referee.present.items()):
+            if not member.ports:
+                self.story.tell(PortsOffered(node, self.story.fresh_ports(1)))
 
     def run_to_the_end(self, job: Job) -> None:
         present = len(self.story.referee.present)
@@ -211,9 +243,208 @@ class JobMachine(RuleBasedStateMachine):
         assert self.story.job.phase == Finished(Succeeded())
 
 
+HAPPENINGS = (
+    *("join", "come_again", "go", "exit", "finish_node", "drain", "offer", "wait", "pass_deadline"),
+    *("stray", "hear_again", "hear_twice", "end", "rest"),
+)
+
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 JobMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, phases=(Phase.generate, Phase.shrink), **LIMITS
+    max_examples=100, stateful_step_count=30, phases=(Phase.generate, Phase.shrink), **LIMITS
 )
 TestJobMachine = JobMachine.TestCase
+
+
+def never_acts(job: Job, event: Event, now: float) -> Step:
+    return job, ()
+
+
+def restarts_on_late_exits(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, WorkerExited) and job.world is not None:
+        event = WorkerExited(replace(event.exit, generation=job.world.generation))
+    return step(job, event, now)
+
+
+def ignores_the_budget(job: Job, event: Event, now: float) -> Step:
+    generous = replace(job.config, level=max(job.config.level, Level.FAULT_TOLERANT), policy=RestartPolicy(99))
+    after, commands = step(replace(job, config=generous), event, now)
+    return replace(after, config=job.config), commands
+
+
+def gives_up_early(job: Job, event: Event, now: float) -> Step:
+    strict = replace(job.config, policy=RestartPolicy(max(0, job.config.policy.max_restarts - 1)))
+    after, commands = step(replace(job, config=strict), event, now)
+    return replace(after, config=job.config), commands
+
+
+def charges_nothing(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return replace(after, history=History()), commands
+
+
+def charges_a_lost_node(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, MemberLost) and job.history.count < job.config.policy.max_restarts:
+        job = replace(job, history=job.history.charge(now))
+    return step(job, event, now)
+
+
+def reuses_a_port(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if after.world is not None and after.world != job.world:
+        host = after.member(after.world.nodes[0])
+        kept = replace(host, ports=(after.world.master.port, *host.ports))
+        after = replace(after, members=tuple(kept if each == host else each for each in after.members))
+    return after, commands
+
+
+def _with_world(result: Step, change: Callable[[World], World]) -> Step:
+    """The same step with another world in place of the one that it formed."""
+    after, commands = result
+    if not any(isinstance(command, Commit) for command in commands):
+        return result
+    world = change(after.world)
+    swapped = {Commit: lambda old: replace(old, world=world), Send: lambda old: _resend(old, world)}
+    return replace(after, world=world), tuple(swapped.get(type(each), lambda old: old)(each) for each in commands)
+
+
+def _resend(old: Send, world: World) -> Send:
+    if isinstance(old.directive, Run) and old.node in world.nodes:
+        return Send(old.node, Run(world.assignment(old.node)))
+    return old
+
+
+def reverses_ranks(job: Job, event: Event, now: float) -> Step:
+    return _with_world(step(job, event, now), lambda world: replace(world, placements=world.placements[::-1]))
+
+
+def gives_everybody_rank_0(job: Job, event: Event, now: float) -> Step:
+    def flat(world: World) -> World:
+        return replace(world, placements=tuple(replace(each, rank_offset=0) for each in world.placements))
+
+    return _with_world(step(job, event, now), flat)
+
+
+def skips_a_generation(job: Job, event: Event, now: float) -> Step:
+    return _with_world(step(job, event, now), lambda world: replace(world, generation=world.generation + 1))
+
+
+def gives_no_reason(job: Job, event: Event, now: float) -> Step:
+    return _with_world(step(job, event, now), lambda world: replace(world, reason=""))
+
+
+def sends_before_it_commits(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return after, commands[::-1]
+
+
+def does_not_commit(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return after, tuple(command for command in commands if not isinstance(command, Commit))
+
+
+def starts_too_small(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(replace(job, config=replace(job.config, min_nodes=1)), event, now)
+    return replace(after, config=job.config), commands
+
+
+def resizes_at_level_1(job: Job, event: Event, now: float) -> Step:
+    elastic = Level.ELASTIC if job.config.level == Level.FAULT_TOLERANT else job.config.level
+    after, commands = step(replace(job, config=replace(job.config, level=elastic)), event, now)
+    return replace(after, config=job.config), commands
+
+
+def rises_from_the_dead(job: Job, event: Event, now: float) -> Step:
+    if isinstance(job.phase, Finished) and job.world is not None:
+        job = replace(job, phase=Running())
+    return step(job, event, now)
+
+
+def overlooks_a_loss(job: Job, event: Event, now: float) -> Step:
+    return (job, ()) if isinstance(event, MemberLost) else step(job, event, now)
+
+
+def overlooks_a_loss_while_it_waits(job: Job, event: Event, now: float) -> Step:
+    """It was so once: nobody looked whether those left could go on."""
+    if isinstance(event, MemberLost) and isinstance(job.phase, Gathering | Holding):
+        return replace(job, members=tuple(each for each in job.members if each.node != event.node)), ()
+    return step(job, event, now)
+
+
+def restarts_at_level_0(job: Job, event: Event, now: float) -> Step:
+    """It was so once: an agent that came back without its workers got a new world at level 0."""
+    if not isinstance(event, MemberJoined):
+        return step(job, event, now)
+    level = max(job.config.level, Level.FAULT_TOLERANT)
+    after, commands = step(replace(job, config=replace(job.config, level=level)), event, now)
+    return replace(after, config=job.config), commands
+
+
+def overlooks_time(job: Job, event: Event, now: float) -> Step:
+    return (job, ()) if isinstance(event, TimePassed) else step(job, event, now)
+
+
+def overlooks_drained_nodes_and_time(job: Job, event: Event, now: float) -> Step:
+    if isinstance(job.phase, Draining) and isinstance(event, NodeDrained | TimePassed):
+        return job, ()
+    return step(job, event, now)
+
+
+def overlooks_newcomers(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if isinstance(after.phase, Running):
+        after = replace(after, phase=replace(after.phase, joined=None))
+    return after, commands
+
+
+def forgets_to_hold(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return after, tuple(each for each in commands if not isinstance(each, Send) or not isinstance(each.directive, Hold))
+
+
+def counts_an_exit_twice(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if isinstance(event, WorkerExited) and event.exit.ok and isinstance(after.phase, Running):
+        missing = set(range(after.world.world_size)) - after.phase.finished
+        if job.phase == after.phase and missing:
+            after = replace(after, phase=replace(after.phase, finished=after.phase.finished | {min(missing)}))
+    return after, commands
+
+
+BROKEN = [
+    never_acts,
+    restarts_on_late_exits,
+    ignores_the_budget,
+    gives_up_early,
+    charges_nothing,
+    charges_a_lost_node,
+    reuses_a_port,
+    reverses_ranks,
+    gives_everybody_rank_0,
+    skips_a_generation,
+    gives_no_reason,
+    sends_before_it_commits,
+    does_not_commit,
+    starts_too_small,
+    resizes_at_level_1,
+    rises_from_the_dead,
+    overlooks_a_loss,
+    overlooks_a_loss_while_it_waits,
+    restarts_at_level_0,
+    overlooks_time,
+    overlooks_drained_nodes_and_time,
+    overlooks_newcomers,
+    forgets_to_hold,
+    counts_an_exit_twice,
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_the_machine_notices_a_step_that(broken: Act) -> None:
+    """A step that is broken in this way breaks a rule within few random stories."""
+    machine = type("BrokenMachine", (JobMachine,), {"act": staticmethod(broken)})
+    with pytest.raises(BrokenRule):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(max_examples=100, stateful_step_count=30, phases=[Phase.generate], **LIMITS),
+        )

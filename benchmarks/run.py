@@ -1,0 +1,328 @@
+"""torchrun and elastic-launch, side by side: ``make bench``.
+
+Each case runs both launchers in turns on the same script, on this machine, and compares medians. Seconds are
+of this machine and day; ratios are what counts. Results are written to benchmarks/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+BIN = Path(sys.executable).parent
+OURS = [str(BIN / "elastic-launch"), "--framework", "torch"]
+THEIRS = [str(BIN / "torchrun"), "--standalone"]
+# torchrun's better setting: without it most restarts never recover.
+THEIR_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+MORE_IMPORTS = "sympy,networkx,numpy.testing,unittest.mock,xml.dom.minidom,email.mime.text"
+PATIENCE_S = 90.0
+
+
+@dataclass
+class Run:
+    """One launcher at work on one script."""
+
+    launcher: list[str]
+    script: str
+    env: dict[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ("--nproc-per-node", "2", "--max-restarts", "5")
+
+    def __enter__(self) -> Run:
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self.log = (self.folder / "log").open("wb")
+        extra = THEIR_ENV if self.launcher is THEIRS else {}
+        self.started = time.time()
+        self.process = subprocess.Popen(
+            [*self.launcher, *self.flags, str(SCRIPTS / self.script)],
+            env={**os.environ, "BENCH_FOLDER": str(self.folder), **extra, **self.env},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self.folder / "stop").touch()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(60)
+        self.log.close()
+        shutil.rmtree(self.folder)
+
+    def first_all_reduce(self, restart: int) -> tuple[float, dict[int, int]]:
+        """Wait for the first all_reduce of this attempt on both ranks; its time and each rank's pid."""
+        events = self.folder / "events"
+
+        def seen() -> tuple[float, dict[int, int]] | None:
+            lines = [line.split() for line in events.read_text().splitlines()] if events.exists() else []
+            mine = [(float(at), int(rank), int(pid)) for at, rank, pid, count in lines if int(count) == restart]
+            return (max(at for at, _, _ in mine), {rank: pid for _, rank, pid in mine}) if len(mine) == 2 else None
+
+        return self.wait_for(seen, f"attempt {restart}")
+
+    def standbys_ready(self, times: int = 1) -> None:
+        def seen() -> bool | None:
+            log = (self.folder / "log").read_text(errors="replace")
+            return log.count("standbys are ready") >= times or None
+
+        self.wait_for(seen, "standbys")
+
+    def wait_for(self, seen: Callable[[], object], what: str) -> object:
+        end = time.time() + PATIENCE_S
+        while time.time() < end:
+            found = seen()
+            if found is not None:
+                return found
+            time.sleep(0.005)
+        log = (self.folder / "log").read_text(errors="replace")
+        raise TimeoutError(f"{what} did not come in {PATIENCE_S} s:\n{log[-3000:]}")
+
+
+def launch_to_all_reduce(launcher: list[str]) -> float:
+    with Run(launcher, "all_reduce.py") as run:
+        return run.first_all_reduce(0)[0] - run.started
+
+
+def whole_command(launcher: list[str]) -> float:
+    with Run(launcher, "noop.py") as run:
+        run.process.wait(PATIENCE_S)
+        return time.time() - run.started
+
+
+def kill(run: Run, pid: int) -> float:
+    at = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def recovery(launcher: list[str], *, again: bool = False, **options: object) -> float:
+    """kill -9 of rank 1, once standbys are ready (or as long after the start for who has none)."""
+    with Run(launcher, "all_reduce.py", **options) as run:  # type: ignore[arg-type]
+        _, pids = run.first_all_reduce(0)
+        if launcher is OURS and "--no-standby" not in run.flags:
+            run.standbys_ready()
+        time.sleep(1.0)
+        killed = kill(run, pids[1])
+        done, pids = run.first_all_reduce(1)
+        if again:
+            time.sleep(0.5)
+            killed = kill(run, pids[1])
+            done, _ = run.first_all_reduce(2)
+        return done - killed
+
+
+def pss_mib(pid: int) -> float:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Pss:\s+(\d+)", text, re.M).group(1)) / 1024  # type: ignore[union-attr]
+
+
+def below(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for word in (task / "children").read_text().split():
+            found += [int(word), *below(int(word))]
+    return found
+
+
+def memory(launcher: list[str]) -> dict[str, float]:
+    """PSS of the agent, and of everything that is not a worker, without and with standbys."""
+    with Run(launcher, "all_reduce.py") as run:
+        _, pids = run.first_all_reduce(0)
+        if launcher is OURS:
+            run.standbys_ready()
+        time.sleep(1.0)
+        others = [pid for pid in below(run.process.pid) if pid not in pids.values()]
+        standbys = [pid for pid in others if b"(standby)" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        agent = pss_mib(run.process.pid)
+        rest = sum(pss_mib(pid) for pid in others if pid not in standbys)
+        waiting = sum(pss_mib(pid) for pid in standbys)
+        return {"agent": agent, "without standbys": agent + rest, "with standbys": agent + rest + waiting}
+
+
+def steps_per_second(flags: tuple[str, ...]) -> float:
+    """Steps of a CPU-bound training in 20 s, from 4 s after its first step on: then standbys are being made."""
+    seconds = 26.0
+    options = {"flags": ("--nproc-per-node", "2", *flags), "env": {"BENCH_SECONDS": str(seconds)}}
+    with Run(OURS, "busy.py", **options) as run:  # type: ignore[arg-type]
+        run.process.wait(PATIENCE_S)
+        times = [float(line) for line in (run.folder / "steps.0").read_text().split()]
+        begin = times[0] + 4
+        return sum(begin <= at < begin + 20 for at in times) / 20
+
+
+@dataclass
+class Case:
+    name: str
+    ours: Callable[[], float]
+    theirs: Callable[[], float] | None
+    target: str
+    unit: str = "s"
+    other: str = "torchrun"
+
+
+CASES = [
+    Case(
+        "launch to the first all_reduce on 2 ranks",
+        lambda: launch_to_all_reduce(OURS),
+        lambda: launch_to_all_reduce(THEIRS),
+        "at most 0.6x",
+    ),
+    Case("no-op script, whole command", lambda: whole_command(OURS), lambda: whole_command(THEIRS), "at most 0.25x"),
+    Case(
+        "kill -9 of one of 2 workers to the next all_reduce",
+        lambda: recovery(OURS),
+        lambda: recovery(THEIRS),
+        "at most 0.1x",
+    ),
+    Case(
+        "the same, killed again 0.5 s later (cold standbys)",
+        lambda: recovery(OURS, again=True),
+        lambda: recovery(THEIRS, again=True),
+        "reported",
+    ),
+    Case(
+        "kill -9, script that imports more than torch",
+        lambda: recovery(OURS, env={"BENCH_IMPORTS": MORE_IMPORTS}),
+        lambda: recovery(THEIRS, env={"BENCH_IMPORTS": MORE_IMPORTS}),
+        "reported",
+    ),
+    Case(
+        "kill -9, the same with --preload",
+        lambda: recovery(
+            OURS,
+            env={"BENCH_IMPORTS": MORE_IMPORTS},
+            flags=("--nproc-per-node", "2", "--max-restarts", "5", "--preload", MORE_IMPORTS),
+        ),
+        lambda: recovery(THEIRS, env={"BENCH_IMPORTS": MORE_IMPORTS}),
+        "reported",
+    ),
+    Case(
+        "kill -9, --no-standby",
+        lambda: recovery(OURS, flags=("--nproc-per-node", "2", "--max-restarts", "5", "--no-standby")),
+        lambda: recovery(THEIRS),
+        "reported",
+    ),
+    Case("memory (PSS): the agent alone", lambda: memory(OURS)["agent"], lambda: memory(THEIRS)["agent"], "at most 0.25x", "MiB"),
+    Case(
+        "memory (PSS): all but workers, no standbys",
+        lambda: memory(OURS)["without standbys"],
+        lambda: memory(THEIRS)["without standbys"],
+        "reported",
+        "MiB",
+    ),
+    Case(
+        "memory (PSS): all but workers, with standbys",
+        lambda: memory(OURS)["with standbys"],
+        lambda: memory(THEIRS)["with standbys"],
+        "reported",
+        "MiB",
+    ),
+    Case(
+        "steps per second while standbys refill",
+        lambda: steps_per_second(()),
+        lambda: steps_per_second(("--no-standby",)),
+        "at least 0.97x",
+        "/s",
+        "--no-standby",
+    ),
+]
+
+
+@dataclass
+class Result:
+    case: Case
+    ours: list[float]
+    theirs: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.theirs)
+
+    @property
+    def verdict(self) -> str:
+        match = re.match(r"at (most|least) ([\d.]+)x", self.case.target)
+        if match is None:
+            return ""
+        limit = float(match.group(2))
+        reached = self.ratio <= limit if match.group(1) == "most" else self.ratio >= limit
+        return "reached" if reached else "missed"
+
+    def row(self) -> str:
+        unit = self.case.unit
+        mine, other = statistics.median(self.ours), statistics.median(self.theirs)
+        return (
+            f"| {self.case.name} | {mine:.3f} {unit} | {other:.3f} {unit} ({self.case.other}) "
+            f"| {self.ratio:.3f}x | {self.case.target} | {self.verdict} |"
+        )
+
+    def samples(self) -> str:
+        mine = " ".join(f"{value:.3f}" for value in self.ours)
+        other = " ".join(f"{value:.3f}" for value in self.theirs)
+        return f"- {self.case.name}: ours {mine}; {self.case.other} {other}"
+
+
+def measure(case: Case, times: int) -> Result:
+    result = Result(case, [], [])
+    assert case.theirs is not None
+    for turn in range(times):
+        # Whoever goes first changes with each turn.
+        order = [(case.theirs, result.theirs), (case.ours, result.ours)]
+        for run, samples in order if turn % 2 == 0 else reversed(order):
+            samples.append(run())
+    print(result.row(), flush=True)
+    return result
+
+
+def report(results: list[Result], times: int) -> str:
+    import torch
+
+    lines = [
+        "# Results",
+        "",
+        f"Made by `make bench` on {time.strftime('%Y-%m-%d')}: {os.cpu_count()} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, gloo on loopback.",
+        f"Medians of {times} runs of each side, in turns. torchrun runs with "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, its better setting. Ratios are ours to theirs.",
+        "",
+        "| case | elastic-launch | other side | ratio | to reach | |",
+        "|---|---|---|---|---|---|",
+        *(result.row() for result in results),
+        "",
+        "## All samples",
+        "",
+        *(result.samples() for result in results),
+        "",
+    ]
+    notes = HERE / "notes.md"
+    return "\n".join([*lines, notes.read_text() if notes.exists() else ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=5, help="runs of each side")
+    parser.add_argument("--only", default="", help="only cases whose name contains this; nothing is written then")
+    args = parser.parse_args()
+    chosen = [case for case in CASES if args.only in case.name]
+    results = [measure(case, args.times) for case in chosen]
+    if not args.only:
+        (HERE / "results.md").write_text(report(results, args.times))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""What each framework's workers are told, and what their error files say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from elastic_adapter.adapters import registry
+from elastic_adapter.adapters.registry import BUILT_IN, Entry, Options, find, load
+from elastic_adapter.core.environment import neutral_env
+from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.model import Assignment, Endpoint, Seat
+from elastic_adapter.core.ports import Adapter, FailureDetail
+
+SEAT = Seat(
+    Assignment(
+        generation=3,
+        restart_count=2,
+        group_rank=1,
+        group_size=2,
+        rank_offset=4,
+        slots=4,
+        world_size=8,
+        master=Endpoint("10.0.0.1", 29400),
+        reason="",
+    ),
+    local_rank=1,
+    job_id="job",
+    node="b",
+    max_restarts=5,
+    role="trainer",
+    error_file="/logs/error.json",
+)
+OPTIONS = Options(signals=("SIGTERM", "SIGINT"))
+
+
+def adapter(name: str, options: Options = OPTIONS) -> Adapter:
+    return load(find(name), options)
+
+
+def test_torch_worker() -> None:
+    """A torch worker is told what torchrun tells it, and the neutral variables."""
+    assert adapter("torch").worker_env(SEAT) == {
+        **neutral_env(SEAT),
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "5",
+        "ROLE_NAME": "trainer",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "8",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29400",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": "/logs/error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT",
+    }
+
+
+@pytest.mark.parametrize(
+    ("slots", "inherited", "env"),
+    [
+        (1, {}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}),
+        (2, {}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1"}),
+        (2, {"OMP_NUM_THREADS": "4", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, {}),
+    ],
+)
+def test_torch_slot(slots: int, inherited: dict[str, str], env: dict[str, str]) -> None:
+    """What the user set stays; several workers get one thread each by default."""
+    assert adapter("torch").slot_env(0, slots, inherited) == env
+
+
+@pytest.mark.parametrize(("visible", "device"), [(None, "1"), ("4, 6", "6"), ("GPU-a,GPU-b", "GPU-b")])
+def test_virtual_local_rank(visible: str | None, device: str) -> None:
+    """Each worker sees one GPU and takes itself for local rank 0."""
+    virtual = adapter("torch", Options(virtual_local_rank=True))
+    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert virtual.slot_env(1, 2, inherited)["CUDA_VISIBLE_DEVICES"] == device
+    assert virtual.worker_env(SEAT)["LOCAL_RANK"] == "0"
+    assert virtual.worker_env(SEAT)["ELASTIC_LOCAL_RANK"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [
+        (
+            '{"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback", "timestamp": "1"}}}',
+            FailureDetail("ValueError: no", "Traceback"),
+        ),
+        ('{"message": {"message": "ValueError: no", "errorCode": 1}}', FailureDetail("ValueError: no", "")),
+        ('{"message": "killed"}', FailureDetail("killed", "")),
+        ("", None),
+        ("not json", None),
+        ("[1]", None),
+        ('{"message": {"message": 5}}', None),
+        ('{"other": 1}', None),
+    ],
+)
+def test_torch_error_file(content: str, detail: FailureDetail | None) -> None:
+    """The error file of torch's @record is understood; anything else is not an error."""
+    assert adapter("torch").read_error_file(content) == detail
+
+
+def test_paddle_worker() -> None:
+    """A paddle worker finds its store and its rank in the variables of paddle's launcher."""
+    assert adapter("paddle").worker_env(SEAT) == {
+        **neutral_env(SEAT),
+        "PADDLE_MASTER": "10.0.0.1:29400",
+        "PADDLE_CURRENT_ENDPOINT": "10.0.0.1:29400",
+        "PADDLE_TRAINER_ID": "5",
+        "PADDLE_TRAINERS_NUM": "8",
+        "PADDLE_GLOBAL_RANK": "5",
+        "PADDLE_GLOBAL_SIZE": "8",
+        "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_LOCAL_SIZE": "4",
+        "PADDLE_RANK_IN_NODE": "1",
+        "PADDLE_NNODES": "2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "inherited", "env"),
+    [
+        (0, {}, {"PADDLE_DISTRI_BACKEND": "gloo"}),
+        (1, {}, {"PADDLE_DISTRI_BACKEND": "gloo"}),
+        (2, {}, {"FLAGS_selected_gpus": "1"}),
+        (2, {"PADDLE_DISTRI_BACKEND": "gloo"}, {}),
+    ],
+)
+def test_paddle_slot(gpus: int, inherited: dict[str, str], env: dict[str, str]) -> None:
+    """Workers use a GPU each where there are enough, else gloo; the user's own choice stays."""
+    assert adapter("paddle", Options(gpus=gpus)).slot_env(1, 2, inherited) == env
+
+
+def test_plain_worker() -> None:
+    """Any other program is told the neutral variables and nothing else."""
+    plain = adapter("plain")
+    assert plain.worker_env(SEAT) == neutral_env(SEAT)
+    assert (plain.slot_env(0, 2, {}), plain.preload, plain.read_error_file("{}")) == ({}, (), None)
+
+
+def test_names_and_budgets() -> None:
+    """The built-in frameworks are known by name, with the restarts that their users expect."""
+    assert {entry.name: entry.max_restarts for entry in BUILT_IN} == {"torch": 0, "paddle": 3, "plain": 0}
+    for entry in BUILT_IN:
+        made = load(entry, OPTIONS)
+        assert made.name == entry.name
+        with pytest.raises(FrozenInstanceError):
+            made.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("module", [entry.create.partition(":")[0] for entry in BUILT_IN])
+def test_launch_side_needs_no_framework(module: str) -> None:
+    """An adapter's launch side imports where the frameworks can't be imported."""
+    block = f"import sys; sys.modules['torch'] = sys.modules['paddle'] = sys.modules['numpy'] = None; import {module}"
+    subprocess.run([sys.executable, "-c", block], check=True)
+
+
+MINE = Entry("mine", "elastic_adapter.adapters.plain:create", max_restarts=1)
+
+
+@pytest.fixture
+def _others(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("mine", "my_adapter:ENTRY", registry.GROUP),
+        EntryPoint("broken", "no_such_module_here:ENTRY", registry.GROUP),
+        EntryPoint("odd", "json:dumps", registry.GROUP),
+    ]
+    module = type(sys)("my_adapter")
+    module.ENTRY = MINE  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_adapter", module)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: EntryPoints(points))
+
+
+@pytest.mark.usefixtures("_others")
+def test_another_packages_framework() -> None:
+    """A package adds a framework by an entry point that names its entry."""
+    assert find("mine") == MINE
+    assert load(find("mine"), OPTIONS).worker_env(SEAT) == neutral_env(SEAT)
+
+
+@pytest.mark.usefixtures("_others")
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("jax", ["unknown framework 'jax'", "torch, paddle, plain, broken, mine, odd"]),
+        ("broken", ["'broken'", "can't be loaded", "no_such_module_here"]),
+        ("odd", ["'odd'", "json:dumps", "not a registry Entry"]),
+    ],
+)
+def test_unknown_and_broken_frameworks(name: str, parts: list[str]) -> None:
+    """A framework that is unknown or can't be loaded is one line; the known ones are listed."""
+    with pytest.raises(UserError) as caught:
+        find(name)
+    assert "\n" not in str(caught.value)
+    assert all(part in str(caught.value) for part in parts)

@@ -1,0 +1,443 @@
+"""The job's machine, told as stories: what happens to a job, and where it is then.
+
+``Story.play`` explains the scripts. The referee of ``elastic_adapter.core.testing`` checks every step of them.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from elastic_adapter.core.events import Commit, Conclude, MemberJoined, Send, StopRequested, Tell, TimePassed
+from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline
+from elastic_adapter.core.model import Drain, Failed, Halt, Hold, Level, Run, Stopped, Succeeded
+from elastic_adapter.core.testing import Story, committed, job_config, member, outline, sent
+
+OFF, TOLERANT, ELASTIC = Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC
+
+
+def story(level, nodes, script, **settings):
+    told = Story(job_config(level, nodes, **settings))
+    told.play(script)
+    return told
+
+
+def reason_of(told):
+    return told.job.phase.outcome.reason
+
+
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((1, 1), "join a", "running 1: a", id="one node starts at once"),
+        pytest.param((2, 2), "join a", "gathering: a", id="below the minimum it waits"),
+        pytest.param((2, 2), "join a; wait 1000", "gathering: a", id="below the minimum it waits without limit"),
+        pytest.param((1, 2), "join b a", "running 1: b a", id="the maximum starts at once, in the order of joining"),
+        pytest.param((1, 2), "join a", "gathering: a", id="between minimum and maximum it waits for more"),
+        pytest.param((1, 2), "join a; wait 2.9", "gathering: a", id="the quiet time is not over"),
+        pytest.param((1, 2), "join a; wait 3", "running 1: a", id="the quiet time is over"),
+        pytest.param(
+            (1, 3), "join a; wait 2; join b; wait 2", "gathering: a b", id="a join begins the quiet time anew"
+        ),
+        pytest.param((1, 3), "join a; wait 2; join b; wait 3", "running 1: a b", id="two nodes make one world"),
+        pytest.param((2, 3), "join a b; lose b; wait 9", "gathering: a", id="a node that is lost again does not count"),
+        pytest.param((2, 2), "join a; leave a", "stopped 143", id="the only node leaves before the start"),
+        pytest.param(
+            (2, 3), "join a b; leave a; join c; wait 3", "running 1: b c", id="a node leaves before the start"
+        ),
+        pytest.param((1, 1), "join a; ok 0", "succeeded 0", id="all workers end well"),
+        pytest.param((2, 2), "join a b; ok 0", "running 1: a b", id="some workers end well"),
+        pytest.param((2, 2), "join a b; ok 0; repeat", "running 1: a b", id="an end heard twice counts once"),
+        pytest.param((2, 2), "join a b; ok 1 0", "succeeded 0", id="workers end well in any order"),
+        pytest.param((2, 2), "join a b; ok 0; lose a", "running 1: a b", id="a node that has finished may go"),
+        pytest.param((2, 2), "join a b; ok 0; lose a; ok 1", "succeeded 0", id="success without a node that finished"),
+        pytest.param((2, 2), "join a b; ok 0; lose a; join a@1", "running 1: a b", id="a finished node may come back"),
+        pytest.param((1, 1), "join a; ok 0@7", "running 1: a", id="an exit of a generation to come is dropped"),
+        pytest.param((1, 1), "join a; fail 5", "running 1: a", id="an exit of a rank that does not exist is dropped"),
+        pytest.param((1, 1), "join a; lose x; leave x; offer x", "running 1: a", id="strangers change nothing"),
+        pytest.param((1, 1), "fail 0", "gathering:", id="an exit before the start is dropped"),
+        pytest.param((1, 1), "join a; drained a", "running 1: a", id="drained without a drain is dropped"),
+        pytest.param((1, 1), "join a; join a@1", "running 1: a", id="an agent that comes again changes nothing"),
+        pytest.param((1, 1), "join a; stop a", "stopped 130", id="the user interrupts"),
+        pytest.param((1, 1), "stop a", "stopped 130", id="the user interrupts before the start"),
+        pytest.param((1, 1), "join a; leave a", "stopped 143", id="the last member leaves"),
+    ],
+)
+def test_every_level(level, nodes, script, end):
+    """Until something is lost, the levels do not differ."""
+    assert outline(story(level, nodes, script).job) == end
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((1, 1), "join a; fail 0:7", "failed 7", id="a worker fails"),
+        pytest.param((1, 1), "join a; kill 0", "failed 137", id="a worker is killed"),
+        pytest.param((2, 2), "join a b; lose b", "failed 1", id="a node is lost"),
+        pytest.param((2, 2), "join a b; leave b", "failed 1", id="a node leaves"),
+        pytest.param((2, 2), "join a b; join b", "failed 1", id="an agent comes back without its workers"),
+        pytest.param((1, 2), "join a; wait 3; join b; wait 99", "running 1: a", id="nobody joins after the start"),
+    ],
+)
+def test_level_0(nodes, script, end):
+    """At level 0 the first loss ends the job, and nobody joins after the start."""
+    assert outline(story(OFF, nodes, script).job) == end
+
+
+def test_refusal_says_why():
+    """At level 0 a node that comes too late is halted with a reason, and is no member."""
+    told = story(OFF, (1, 1), "join a; join b")
+    ((node, directive),) = sent(told.commands)
+    assert (node, directive.outcome.exit_code) == ("b", 1)
+    assert "nobody joins after the start" in directive.outcome.reason
+    assert told.job.member("b") is None
+
+
+@pytest.mark.parametrize("level", [TOLERANT, ELASTIC])
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((1, 1), "join a; fail 0", "running 2: a, 1 charged", id="a worker fails"),
+        pytest.param((2, 2), "join a b; kill 1", "running 2: a b, 1 charged", id="a worker is killed"),
+        pytest.param((1, 1), "join a; fail 0; repeat", "running 2: a, 1 charged", id="a failure heard twice"),
+        pytest.param((2, 2), "join a b; fail 0; fail 1@1", "running 2: a b, 1 charged", id="a late exit is dropped"),
+        pytest.param((2, 2), "join a b; ok 0; fail 1", "running 2: a b, 1 charged", id="all run again after a failure"),
+        pytest.param(
+            (2, 2), "join a b; ok 0; fail 1; ok 1", "running 2: a b, 1 charged", id="ends are of one generation"
+        ),
+        pytest.param((1, 1), "join a; fail 0 0", "running 3: a, 2 charged", id="the last restart that is allowed"),
+        pytest.param((1, 1), "join a; fail 0 0 0:9", "failed 9", id="the budget is used up"),
+        pytest.param((1, 1), "join a; fail 0; ok 0", "succeeded 0", id="success after a restart"),
+        pytest.param((2, 2), "join a b; join b@1", "running 1: a b", id="the same agent comes with its workers"),
+        pytest.param((2, 2), "join a b; join b", "running 2: a b", id="an agent comes back without its workers"),
+        pytest.param(
+            (2, 2), "join a b; fail 0; join b@1", "running 3: a b, 1 charged", id="it comes with older workers"
+        ),
+        pytest.param(
+            (2, 2), "join a b; ok 1; join b", "running 1: a b", id="an agent comes back, its workers had finished"
+        ),
+        pytest.param((2, 2), "join a b; lose b", "holding 1: a b", id="a node is lost, too few are left"),
+        pytest.param((2, 2), "join a b; lose b; repeat", "holding 1: a b", id="a loss heard twice"),
+        pytest.param((2, 2), "join a b; leave b", "holding 1: a b", id="a node leaves, too few are left"),
+        pytest.param((2, 2), "join a b; lose b; wait 9999", "holding 1: a b", id="it holds without limit"),
+        pytest.param((2, 2), "join a b; lose b; fail 0", "holding 1: a b", id="collateral of a loss is not charged"),
+        pytest.param((2, 2), "join a b; lose b; ok 0", "holding 1: a b", id="an exit while holding is dropped"),
+        pytest.param(
+            (2, 2), "join a b; lose a; join c", "running 2: c b", id="a replacement takes the lost one's rank"
+        ),
+        pytest.param((2, 2), "join a b; lose b; join b", "running 2: a b", id="the lost one comes back to its place"),
+        pytest.param((2, 2), "join a b; lose a b; join b c", "running 2: c b", id="all are lost, others come"),
+        pytest.param((2, 2), "join a b c; wait 99", "running 1: a b", id="beyond the maximum a node is spare"),
+        pytest.param((2, 2), "join a b c; lose a", "running 2: c b", id="a spare takes over at once"),
+        pytest.param((2, 2), "join a b c d; lose a", "running 2: c b", id="spares take over in the order of joining"),
+        pytest.param((2, 2), "join a b c; lose c a", "holding 1: a b", id="a spare that is lost can't take over"),
+        pytest.param((2, 2), "join a b c; leave a", "running 2: c b", id="a spare takes over for one that leaves"),
+        pytest.param((2, 2), "join a b; lose b; leave a", "stopped 143", id="the last one left leaves"),
+        pytest.param(
+            (2, 2), "join a b; ok 0; lose a; fail 1", "holding 1: a b, 1 charged", id="one that finished is missed"
+        ),
+        pytest.param(
+            (2, 2), "join a b; ok 0; lose a; fail 1; join c", "running 2: c b, 1 charged", id="the charge comes with it"
+        ),
+    ],
+)
+def test_levels_1_and_2(level, nodes, script, end):
+    """From level 1 on, failures are charged to the budget, and losses of nodes are made up for without charge."""
+    assert outline(story(level, nodes, script, max_restarts=2).job) == end
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((1, 2), "join a b; lose b", "holding 1: a b", id="the minimum is not enough: the size stays"),
+        pytest.param((1, 2), "join a; wait 3; join b; wait 99", "running 1: a", id="a newcomer is spare"),
+        pytest.param((1, 2), "join a; wait 3; join b; lose a", "running 2: b", id="a newcomer takes over"),
+        pytest.param((1, 2), "join a; wait 3; join b; fail 0", "running 2: a, 1 charged", id="no growth at a restart"),
+    ],
+)
+def test_level_1(nodes, script, end):
+    """At level 1 all worlds have the size of the first."""
+    assert outline(story(TOLERANT, nodes, script, max_restarts=2).job) == end
+
+
+GROWTH = "join a; wait 3; join b; wait 3"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((1, 2), "join a b; lose b", "running 2: a", id="survivors go on at once"),
+        pytest.param((1, 2), "join a b; lose a", "running 2: b", id="another node becomes the first"),
+        pytest.param((1, 3), "join a b c; lose b", "running 2: a c", id="survivors keep their order"),
+        pytest.param((1, 2), "join a b; leave b", "running 2: a", id="survivors of a departure go on at once"),
+        pytest.param((2, 3), "join a b c; lose c b", "holding 2: a b", id="below the minimum they hold"),
+        pytest.param((2, 3), "join a b c; lose c b; join d", "running 3: a d", id="they hold until they are enough"),
+        pytest.param((1, 2), "join a; wait 3; join b", "running 1: a", id="a newcomer waits for the quiet time"),
+        pytest.param((1, 2), GROWTH, "draining 1: a", id="then the world drains"),
+        pytest.param((1, 2), f"{GROWTH}; drained a", "running 2: a b", id="drained: the newcomer is in"),
+        pytest.param((1, 2), f"{GROWTH}; drained a@0", "draining 1: a", id="drained: but of another generation"),
+        pytest.param((1, 2), f"{GROWTH}; drained b", "draining 1: a", id="drained: but not one of the world"),
+        pytest.param((1, 2), f"{GROWTH}; wait 29", "draining 1: a", id="the time to drain is not over"),
+        pytest.param((1, 2), f"{GROWTH}; wait 30", "running 2: a b", id="the time to drain is over"),
+        pytest.param((1, 2), f"{GROWTH}; fail 0", "draining 1: a", id="a failure while draining is collateral"),
+        pytest.param((1, 2), f"{GROWTH}; ok 0", "succeeded 0", id="the work ends while draining"),
+        pytest.param((1, 2), f"{GROWTH}; lose a", "running 2: b", id="a node is lost while draining"),
+        pytest.param((1, 2), f"{GROWTH}; lose b; drained a", "running 2: a", id="the newcomer is lost while draining"),
+        pytest.param((1, 3), f"{GROWTH}; join c; drained a", "running 2: a b c", id="one more comes while draining"),
+        pytest.param((1, 2), f"{GROWTH}; join a", "running 2: a b", id="an agent loses its workers while draining"),
+        pytest.param(
+            (1, 3), "join a; wait 3; join b; wait 2; join c; wait 2", "running 1: a", id="newcomers wait for each other"
+        ),
+        pytest.param(
+            (1, 3),
+            "join a; wait 3; join b; wait 2; join c; wait 3; drained a",
+            "running 2: a b c",
+            id="ten joins, one world",
+        ),
+        pytest.param((1, 2), "join a; wait 3; join b; lose b; wait 99", "running 1: a", id="a newcomer goes again"),
+        pytest.param((1, 2), "join a; wait 3; join b; leave b; wait 99", "running 1: a", id="a newcomer leaves again"),
+        pytest.param(
+            (1, 3), "join a; wait 3; join b c; lose b; wait 3; drained a", "running 2: a c", id="one of two goes again"
+        ),
+        pytest.param((1, 2), "join a; wait 3; join b; fail 0", "running 2: a b, 1 charged", id="a restart lets it in"),
+        pytest.param((2, 3), "join a b; wait 3; join c; lose a", "running 2: c b", id="a loss lets it in"),
+        pytest.param(
+            (2, 3), "join a b; wait 3; ok 0; join c; wait 99", "running 1: a b", id="too late: a rank has finished"
+        ),
+        pytest.param(
+            (2, 3), "join a b; wait 3; join c; ok 0; wait 99", "running 1: a b", id="too late: one finishes meanwhile"
+        ),
+    ],
+)
+def test_level_2(nodes, script, end):
+    """At level 2 the world follows the nodes between minimum and maximum."""
+    assert outline(story(ELASTIC, nodes, script, max_restarts=2).job) == end
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        pytest.param("join a b; lose b; wait 59", "holding 1: a b", id="not over"),
+        pytest.param("join a b; lose b; wait 60", "failed 1", id="over"),
+        pytest.param("join a b; lose b; wait 59; join c; wait 60", "running 2: a c", id="a replacement came in time"),
+        pytest.param("join a b; lose b; wait 30; lose a; wait 30", "failed 1", id="counted from the first loss"),
+        pytest.param("join a; wait 9999", "gathering: a", id="the first world is waited for without limit"),
+    ],
+)
+def test_hold_timeout(script, end):
+    """A hold timeout limits how long survivors wait for a replacement."""
+    assert outline(story(TOLERANT, (2, 2), script, hold_timeout_s=60.0).job) == end
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((1, 1), "join-without-ports a", "gathering: a", id="no port, no first world"),
+        pytest.param((1, 1), "join-without-ports a; offer a", "running 1: a", id="the offer starts it"),
+        pytest.param(
+            (1, 2), "join-without-ports a; wait 9; offer a", "running 1: a", id="an offer after the quiet time"
+        ),
+        pytest.param((2, 2), "join a; join-without-ports b", "running 1: a b", id="only the first needs a port"),
+        pytest.param(
+            (2, 2), "join-without-ports a; join b; offer b", "gathering: a b", id="another's offer does not help"
+        ),
+        pytest.param(
+            (1, 1), "join-without-ports a; offer a; fail 0", "holding 1: a, 1 charged", id="no port, no next world"
+        ),
+        pytest.param(
+            (1, 1),
+            "join-without-ports a; offer a; fail 0; offer a",
+            "running 2: a, 1 charged",
+            id="the offer goes on with it",
+        ),
+        pytest.param(
+            (1, 1), "join-without-ports a; join b; lose a", "running 1: b", id="the one without a port is lost"
+        ),
+        pytest.param(
+            (1, 1), "join-without-ports a; join b; leave a", "running 1: b", id="the one without a port leaves"
+        ),
+        pytest.param(
+            (1, 2),
+            "join-without-ports a; join b; offer a; join c; lose b a",
+            "running 2: c",
+            id="the one without a port is lost while holding",
+        ),
+    ],
+)
+def test_ports(nodes, script, end):
+    """A world is formed only with a port that its first node offered."""
+    assert outline(story(ELASTIC, nodes, script, max_restarts=2).job) == end
+
+
+def test_each_generation_takes_a_fresh_port():
+    """The master's ports of consecutive generations differ, in the order in which they were offered."""
+    told = Story(job_config(max_restarts=2))
+    told.tell(MemberJoined(member("a", ports=(1, 2, 3))))
+    ports = [told.job.world.master.port]
+    for _ in range(2):
+        told.exit(0, 1)
+        ports.append(told.job.world.master.port)
+    assert ports == [1, 2, 3]
+
+
+def test_a_world_is_committed_told_and_sent_in_this_order():
+    """A world is the truth before anybody hears of it, and every node hears of its own part."""
+    told = story(TOLERANT, (2, 2), "join a b")
+    world = told.job.world
+    assert [type(command) for command in told.commands] == [Commit, Tell, Send, Send]
+    assert sent(told.commands) == (("a", Run(world.assignment("a"))), ("b", Run(world.assignment("b"))))
+
+
+def test_the_charge_is_committed_with_the_world():
+    """The restart that a failure costs and the world that it leads to are one commit."""
+    told = story(TOLERANT, (1, 1), "join a; wait 5; fail 0", max_restarts=2)
+    (commit,) = (command for command in told.commands if isinstance(command, Commit))
+    assert (commit.history.charged, commit.world.restart_count) == ((5.0,), 1)
+
+
+def test_a_reconnect_is_answered_with_nothing():
+    """An agent that comes again with the workers of the world is not disturbed."""
+    assert story(TOLERANT, (2, 2), "join a b; join a@1").commands == ()
+
+
+def test_a_reconnect_keeps_the_place_in_the_queue():
+    """An agent that comes again is not behind those who came meanwhile."""
+    told = story(TOLERANT, (2, 2), "join a b c d; join c; lose a")
+    assert told.job.world.nodes == ("c", "b")
+
+
+def test_survivors_are_told_to_hold():
+    """Those who are left stop their workers, and hear why."""
+    told = story(TOLERANT, (3, 3), "join a b c; lose b")
+    reason = "node b is lost: its stream broke | 2 of at least 3 nodes are here"
+    assert sent(told.commands) == (("a", Hold(reason)), ("c", Hold(reason)))
+
+
+def test_the_world_is_told_to_drain():
+    """Only those who run workers drain, and they hear how long they have."""
+    told = story(ELASTIC, (2, 3), "join a b; wait 3; join c", drain_s=12.0)
+    told.now += 3
+    told.tell(TimePassed())
+    drain = Drain(generation=1, grace_s=12.0, reason="c joined")
+    assert sent(told.commands) == (("a", drain), ("b", drain))
+
+
+def test_everybody_is_told_the_end():
+    """Spares hear of the end too, after it is concluded."""
+    told = story(TOLERANT, (1, 1), "join a b; ok 0")
+    halt = Halt(Succeeded())
+    assert told.commands == (Conclude(Succeeded()), Send("a", halt), Send("b", halt))
+
+
+def test_one_that_leaves_is_let_go_and_not_charged():
+    """One that leaves is halted as stopped, after the others have their next world."""
+    told = story(ELASTIC, (1, 2), "join a b; leave b", max_restarts=1)
+    stopped = Stopped("node b leaves (SIGTERM)", signal.SIGTERM)
+    assert [node for node, _ in sent(told.commands)] == ["a", "b"]
+    assert sent(told.commands)[-1] == ("b", Halt(stopped))
+    assert told.job.history.count == 0
+
+
+def test_the_failure_that_ends_the_job_is_kept():
+    """The outcome names the worker, its code and the budget, and carries the exit itself."""
+    told = story(TOLERANT, (2, 2), "join a b; fail 1; fail 1:7", max_restarts=1)
+    outcome = told.job.phase.outcome
+    assert outcome.reason == "rank 1 on b exited with code 7; all 1 restarts are used up"
+    assert (outcome.first.rank, outcome.first.generation, outcome.exit_code) == (1, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("level", "nodes", "script", "words"),
+    [
+        (OFF, (1, 1), "join a; fail 0:3", "rank 0 on a exited with code 3; fault tolerance is off (level 0)"),
+        (OFF, (2, 2), "join a b; lose b", "node b is lost: its stream broke; fault tolerance is off (level 0)"),
+        (TOLERANT, (1, 1), "join a; kill 0", "rank 0 on a was killed by SIGKILL; no restarts are allowed"),
+        (TOLERANT, (2, 2), "join a b; lose b; wait 60", "no replacement came in 60 s: node b is lost"),
+        (TOLERANT, (1, 1), "join a; stop a", "SIGINT on a"),
+        (TOLERANT, (1, 1), "join a; leave a", "node a leaves (SIGTERM)"),
+        (TOLERANT, (1, 1), "join a; ok 0", "all workers ended with code 0"),
+    ],
+)
+def test_the_end_has_a_reason(level, nodes, script, words):
+    """Whoever reads the outcome at three in the morning reads a sentence."""
+    assert reason_of(story(level, nodes, script, hold_timeout_s=60.0)).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("join a b", "2 of 2 nodes are here"),
+        ("join a; wait 3", "1 nodes are here and none joined for 3 s"),
+        ("join a b; fail 0", "rank 0 on a exited with code 1; restart 1 of 2 | 2 of 2 nodes are here"),
+        ("join a b; lose b", "node b is lost: its stream broke | 1 nodes are left, at least 1 are needed"),
+        ("join a b; leave b", "node b leaves (SIGTERM) | 1 nodes are left, at least 1 are needed"),
+        ("join a b; join b", "node b came back without its workers | 2 of 2 nodes are here"),
+        ("join a; wait 3; join b; wait 33", "b joined | 2 of 2 nodes are here"),
+    ],
+)
+def test_a_world_has_a_reason(script, words):
+    """A world says what led to it and why it can be."""
+    assert story(ELASTIC, (1, 2), script, max_restarts=2).job.world.reason == words
+
+
+def test_a_reason_does_not_grow():
+    """However often the machine looks again while it holds, the reason is one cause and one state."""
+    told = story(TOLERANT, (3, 3), "join a b c; lose a b; offer c; offer c; join d")
+    assert told.job.phase.reason == "node a is lost: its stream broke | 2 of at least 3 nodes are here"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "script"),
+    [
+        (Succeeded, "join a; ok 0"),
+        (Failed, "join a; fail 0"),
+        (Stopped, "join a; stop a"),
+    ],
+)
+def test_the_end_is_final(outcome, script):
+    """Nothing that is heard after the end changes it; whoever joins is told."""
+    told = story(TOLERANT, (1, 1), script)
+    before = told.job
+    told.play("join b c; lose a; leave b; offer a; fail 0; ok 0; drained a; stop a; wait 999; lose b")
+    assert told.job == before
+    assert isinstance(told.job.phase.outcome, outcome)
+    told.join("z")
+    assert told.commands == (Send("z", Halt(before.phase.outcome)),)
+
+
+@pytest.mark.parametrize(
+    ("script", "phase", "due"),
+    [
+        pytest.param("wait 1", Gathering, None, id="nobody is here"),
+        pytest.param("wait 1; join a", Gathering, 4.0, id="the quiet time"),
+        pytest.param("wait 1; join-without-ports a", Gathering, None, id="a port is missing, time does not help"),
+        pytest.param("join a b", Running, None, id="all is well"),
+        pytest.param("join a; wait 5; join b", Running, 8.0, id="the quiet time of a newcomer"),
+        pytest.param("join a; wait 5; join b; wait 5", Draining, 38.0, id="the time to drain"),
+        pytest.param("join a b; wait 5; lose a b", Holding, 65.0, id="the hold timeout"),
+        pytest.param("join a; stop a", Finished, None, id="the end"),
+    ],
+)
+def test_deadline(script, phase, due):
+    """The machine says when it wants to be asked again, and only where time alone changes something."""
+    told = story(ELASTIC, (1, 2), script, hold_timeout_s=60.0)
+    assert isinstance(told.job.phase, phase)
+    assert deadline(told.job) == due
+
+
+def test_ranks_follow_the_slots():
+    """A node has as many ranks as it has slots, one after the other."""
+    told = Story(job_config(TOLERANT, (2, 2)))
+    told.join("a", slots=2)
+    told.join("b", slots=3)
+    (world,) = committed(told.commands)
+    assert (world.world_size, world.ranks("a"), world.ranks("b")) == (5, {0, 1}, {2, 3, 4})
+
+
+def test_a_stop_names_its_signal():
+    """The code of a job that was stopped is 128 + the signal's number."""
+    told = story(TOLERANT, (1, 1), "join a")
+    told.tell(StopRequested("a", signal.SIGQUIT))
+    assert outline(told.job) == "stopped 131"

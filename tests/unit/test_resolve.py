@@ -1,0 +1,416 @@
+"""What a command means as a plan, and the line that each mistake gets."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic_adapter.core.config import OutputConfig
+from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.model import Level
+from elastic_adapter.core.ports import NativeProgram, PythonProgram
+from elastic_adapter.launchers.command_line import parse
+from elastic_adapter.launchers.devices import Gpu, Machine
+from elastic_adapter.launchers.plan import LaunchPlan
+from elastic_adapter.launchers.resolve import resolve
+from elastic_adapter.launchers.settings import Given, read
+from elastic_adapter.launchers.streams import make_folder
+
+MACHINE = Machine(
+    gpus=lambda: (),
+    amd_gpus=lambda: 0,
+    xpus=lambda python: 0,
+    cpus=lambda: frozenset({0, 1, 2}),
+    installed=lambda module: module == "torch",
+    resolvable=lambda host: host != "nowhere",
+    new_id=lambda: "random-id",
+    host_name="box",
+    python=sys.executable,
+)
+GPUS = replace(MACHINE, gpus=lambda: (Gpu("0000:01:00.0", "GPU-a"), Gpu("0000:02:00.0", "GPU-b")))
+BOTH = replace(MACHINE, installed=lambda module: True)
+NONE = replace(MACHINE, installed=lambda module: False)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a script, a module, a program and things that are none."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "text.sh").write_text("#!/bin/sh\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan(line: str, machine: Machine = MACHINE, **environ: str) -> LaunchPlan:
+    command = parse(line.split())
+    environ = {"PATH": "/usr/bin:/bin", **environ}
+    return resolve(read(command.options, environ), command.words, environ, machine)
+
+
+def origins(made: LaunchPlan) -> dict[str, tuple[str, str]]:
+    return {source.name: (source.value, source.origin) for source in made.sources}
+
+
+def test_defaults() -> None:
+    """A script and nothing else: one worker on one node, with the only framework that is installed."""
+    made = plan("train.py --lr 0.1")
+    assert made.program == PythonProgram("script", "train.py", ("--lr", "0.1"), sys.executable)
+    assert (made.adapter.name, made.log_level, made.notes) == ("torch", "INFO", ())
+    assert (made.job.job_id, made.job.level, made.job.policy.max_restarts) == ("random-id", Level.FAULT_TOLERANT, 0)
+    assert (made.node.node, made.node.address, made.node.slots) == ("box", "127.0.0.1", 1)
+    assert (made.node.grace_s, made.node.standby, made.node.preload) == (30.0, True, ())
+    assert made.node.signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert made.node.output == OutputConfig(to_console=(3,), to_file=(0,))
+    assert (made.node.master_port, made.node.role, made.node.cpus) == (None, "default", ())
+
+
+def test_sources() -> None:
+    """Each setting is shown with its resolved value and where it came from."""
+    shown = origins(plan("--nproc-per-node cpu --standalone train.py", PET_ROLE="eval"))
+    assert shown["nproc-per-node"] == ("3 (cpu)", "flag --nproc-per-node")
+    assert shown["standalone"] == ("yes", "flag --standalone")
+    assert shown["role"] == ("eval", "variable PET_ROLE")
+    assert shown["framework"] == ("torch", "variable PET_ROLE")
+    assert shown["rdzv-id"] == ("random-id", "default, new for each run")
+    assert shown["node-id"] == ("box", "default, the host's name")
+    assert shown["max-restarts"] == ("0", "default")
+    assert shown["log-level"] == ("INFO", "default")
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "machine", "name", "origin"),
+    [
+        ("--framework plain train.py", {"ELASTIC_FRAMEWORK": "torch"}, BOTH, "plain", "flag --framework"),
+        ("train.py", {"ELASTIC_FRAMEWORK": "paddle", "PET_NNODES": "1"}, BOTH, "paddle", "variable ELASTIC_FRAMEWORK"),
+        ("train.py", {"PET_NNODES": "1"}, BOTH, "torch", "variable PET_NNODES"),
+        ("train.py", {"PADDLE_NNODES": "1"}, BOTH, "paddle", "variable PADDLE_NNODES"),
+        ("train.py", {}, MACHINE, "torch", "the only one installed"),
+        (
+            "train.py",
+            {},
+            replace(MACHINE, installed=lambda module: module == "paddle"),
+            "paddle",
+            "the only one installed",
+        ),
+        ("--framework torch --no-python ./run.sh", {}, NONE, "torch", "flag --framework"),
+        ("--framework torch train.py", {"PYTHON_EXEC": "/bin/sh"}, NONE, "torch", "flag --framework"),
+    ],
+)
+def test_framework(line: str, environ: dict[str, str], machine: Machine, name: str, origin: str) -> None:
+    """The framework is the one named, else the one the variables tell, else the only one installed."""
+    made = plan(line, machine, **environ)
+    assert made.adapter.name == name
+    assert origins(made)["framework"] == (name, origin)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "address", "port"),
+    [
+        ("--standalone", {}, "127.0.0.1", None),
+        ("--nnodes=1", {}, "127.0.0.1", None),
+        ("--nnodes 1:1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0", {}, "127.0.0.1", None),
+        ("--rdzv-backend c10d --rdzv-endpoint head:29400 --rdzv-conf timeout=3,a=b", {}, "127.0.0.1", None),
+        ("--rdzv-backend static", {}, "127.0.0.1", None),
+        ("--master-addr head --master-port 29501", {}, "head", 29501),
+        ("--master-port 29501", {}, "127.0.0.1", 29501),
+        ("--master-port 29501 --local-addr 10.0.0.5", {}, "10.0.0.5", 29501),
+        ("--master-addr [::1]", {}, "::1", None),
+        ("--local-addr 10.0.0.5 --standalone", {}, "10.0.0.5", None),
+        ("--rdzv-endpoint head:29501", {}, "head", 29501),
+        ("--rdzv-endpoint [::1]:29501", {}, "::1", 29501),
+        ("", {"PET_MASTER_PORT": "7"}, "127.0.0.1", 7),
+        ("--standalone --rdzv-backend etcd", {}, "127.0.0.1", None),
+        ("--standalone --master-port 29501", {}, "127.0.0.1", None),
+    ],
+)
+def test_one_node(line: str, environ: dict[str, str], address: str, port: int | None) -> None:
+    """All the ways to ask for one node run on one; only the static backend takes a port from the user."""
+    made = plan(line + " train.py", **environ)
+    assert (made.job.min_nodes, made.job.max_nodes) == (1, 1)
+    assert (made.node.address, made.node.master_port) == (address, port)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "machine", "slots"),
+    [
+        ("--nproc-per-node 7", {}, MACHINE, 7),
+        ("--nproc-per-node cpu", {}, GPUS, 3),
+        ("--nproc-per-node auto", {}, MACHINE, 3),
+        ("--nproc-per-node auto", {}, GPUS, 2),
+        ("--nproc-per-node gpu", {}, GPUS, 2),
+        ("--nproc-per-node gpu", {}, replace(MACHINE, amd_gpus=lambda: 4), 4),
+        ("--nproc-per-node gpu", {"CUDA_VISIBLE_DEVICES": "0,3,5"}, MACHINE, 3),
+        ("--nproc-per-node gpu", {"CUDA_VISIBLE_DEVICES": "0,-1,5"}, MACHINE, 1),
+        ("--nproc-per-node auto", {"CUDA_VISIBLE_DEVICES": ""}, GPUS, 3),
+        ("--nproc-per-node xpu", {}, replace(MACHINE, xpus=lambda python: 6), 6),
+        ("", {"PET_NPROC_PER_NODE": "2"}, MACHINE, 2),
+    ],
+)
+def test_workers(line: str, environ: dict[str, str], machine: Machine, slots: int) -> None:
+    """The number of workers is given, or counted without importing a framework."""
+    assert plan(line + " train.py", machine, **environ).node.slots == slots
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "restarts"),
+    [
+        ("--framework torch", 1, 0),
+        ("--framework plain", 1, 0),
+        ("--framework paddle", 1, 3),
+        ("--framework torch --max-restarts 5", 1, 5),
+        ("--framework torch --fault-tolerance-level 2 --max-restarts 5", 2, 5),
+        ("--framework paddle --fault-tolerance-level 0", 0, 0),
+        ("--framework paddle --fault-tolerance-level 0 --max-restarts 0", 0, 0),
+    ],
+)
+def test_level_and_budget(line: str, level: int, restarts: int) -> None:
+    """The budget's default is the framework's; level 0 means no restarts."""
+    job = plan(line + " train.py", BOTH).job
+    assert (job.level, job.policy.max_restarts) == (level, restarts)
+
+
+@pytest.mark.parametrize(
+    ("line", "console", "files"),
+    [
+        ("", (3, 3), (0, 0)),
+        ("-r 3", (0, 0), (3, 3)),
+        ("-r 1", (2, 2), (1, 1)),
+        ("-t 3", (3, 3), (3, 3)),
+        ("-r 3 -t 1", (1, 1), (3, 3)),
+        ("-r 0:1,1:2", (2, 1), (1, 2)),
+        ("-t 1:3", (3, 3), (0, 3)),
+        ("-r 7:3", (3, 3), (0, 0)),
+        ("--local-ranks-filter 0", (3, 0), (0, 0)),
+        ("--local-ranks-filter 1 -t 3", (0, 3), (3, 3)),
+        ("--log-dir logs", (3, 3), (3, 3)),
+        ("--log-dir logs -r 3", (0, 0), (3, 3)),
+        ("--log-dir logs -t 1", (3, 3), (1, 1)),
+        ("--log-dir logs -r 0", (3, 3), (0, 0)),
+        ("--log-dir /dev/null -r 3", (3, 3), (0, 0)),
+    ],
+)
+def test_output(line: str, console: tuple[int, ...], files: tuple[int, ...]) -> None:
+    """Redirects go to the file, tees to both, the rest to the console, as in torchrun; --log-dir alone tees all."""
+    output = plan(f"--nproc-per-node 2 {line} train.py").node.output
+    assert (output.to_console, output.to_file) == (console, files)
+    assert output.log_dir == ("logs" if "--log-dir logs" in line else None)
+
+
+def test_log_folder(folder: Path) -> None:
+    """The folder is made when the job starts; where that fails, one line says why."""
+    make_folder(Given("log-dir", "a/b", "flag --log-dir"))
+    assert (folder / "a" / "b").is_dir()
+    with pytest.raises(UserError, match="--log-dir: expected a folder that can be made, got '/proc/logs'"):
+        make_folder(Given("log-dir", "/proc/logs", "flag --log-dir"))
+
+
+def test_output_texts() -> None:
+    """Filters are a comma list with an escaped comma; the prefix may be empty."""
+    line = "--duplicate-stdout-filters a,,b,c --duplicate-stderr-filters err --log-prefix= train.py"
+    output = plan(line).node.output
+    assert (output.stdout_filters, output.stderr_filters, output.prefix) == (("a,b", "c"), ("err",), "")
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "program"),
+    [
+        ("train.py -x", {}, PythonProgram("script", "train.py", ("-x",), sys.executable)),
+        ("app", {}, PythonProgram("script", "app", (), sys.executable)),
+        ("-m package.train 1", {}, PythonProgram("module", "package.train", ("1",), sys.executable)),
+        ("-m json.tool", {}, PythonProgram("module", "json.tool", (), sys.executable)),
+        ("--run-path train.py", {}, PythonProgram("path", "train.py", (), sys.executable)),
+        ("--run-path --no-python train.py", {}, PythonProgram("path", "train.py", (), sys.executable)),
+        ("train.py", {"PYTHON_EXEC": "/bin/sh"}, PythonProgram("script", "train.py", (), "/bin/sh")),
+        ("-m elsewhere", {"PYTHON_EXEC": "/bin/sh"}, PythonProgram("module", "elsewhere", (), "/bin/sh")),
+        ("--no-python ./run.sh a", {}, NativeProgram(("./run.sh", "a"))),
+        ("--no-python sh -c true", {}, NativeProgram(("sh", "-c", "true"))),
+        ("--framework plain sh -c true", {}, NativeProgram(("sh", "-c", "true"))),
+        ("--framework plain train.py a", {}, PythonProgram("script", "train.py", ("a",), sys.executable)),
+        ("--framework plain -m package", {}, PythonProgram("module", "package", (), sys.executable)),
+    ],
+)
+def test_program(line: str, environ: dict[str, str], program: object) -> None:
+    """Scripts, modules and paths are Python; --no-python and plain programs are executed as they are."""
+    assert plan(line, **environ).program == program
+
+
+def test_program_in_the_current_folder(folder: Path) -> None:
+    """A bare name that is not on PATH is found in the current folder."""
+    assert plan("--framework plain run.sh").program == NativeProgram((str(folder / "run.sh"),))
+
+
+def test_module_on_the_workers_path(folder: Path) -> None:
+    """A module may be on PYTHONPATH, which the launcher's own Python need not have read."""
+    (folder / "empty" / "far.py").write_text("")
+    assert plan("-m far", PYTHONPATH=str(folder / "empty")).program == PythonProgram(
+        "module", "far", (), sys.executable
+    )
+
+
+def test_further_settings() -> None:
+    """The rest of the settings reaches the plan."""
+    made = plan(
+        "--node-id n1 --job-id j1 --role eval --shutdown-timeout 2.5 --signals-to-handle USR1,sigterm --no-standby "
+        "--preload numpy,package.data --pass-local-rank train.py",
+        LOGLEVEL="warn",
+    )
+    assert (made.node.node, made.job.job_id, made.node.role, made.node.grace_s) == ("n1", "j1", "eval", 2.5)
+    assert made.node.signals == (signal.SIGUSR1, signal.SIGTERM)
+    assert (made.node.standby, made.node.preload) == (False, ("numpy", "package.data"))
+    assert (made.node.pass_local_rank, made.log_level) == (True, "WARNING")
+    assert plan("--use-env train.py").node.pass_local_rank is False
+    assert plan("train.py", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7").node.grace_s == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "parts"),
+    [
+        ("--nproc-per-node 2", {}, ["OMP_NUM_THREADS", "set to 1", "2 workers"]),
+        ("--monitor-interval 5", {}, ["--monitor-interval", "no effect"]),
+        ("--event-log-handler console", {}, ["--event-log-handler", "no effect"]),
+        ("--standalone --master-port 29501", {}, ["--master-port", "no effect"]),
+        ("--local-ranks-filter 5", {}, ["--local-ranks-filter", "no output"]),
+        ("", {"TORCHELASTIC_HEALTH_CHECK_PORT": "80"}, ["TORCHELASTIC_HEALTH_CHECK_PORT", "not used"]),
+        ("--framework paddle", {"PADDLE_NNODES": "1"}, ["PADDLE_NNODES", "not used"]),
+    ],
+)
+def test_notes(line: str, environ: dict[str, str], parts: list[str]) -> None:
+    """What has no effect, or is set for the user, is said once."""
+    (note,) = plan(line + " train.py", BOTH if "paddle" in line else MACHINE, **environ).notes
+    assert all(part in note for part in parts)
+
+
+def test_no_note_where_threads_are_chosen() -> None:
+    """Nothing is said about OMP_NUM_THREADS where the user set it, or where the framework does not care."""
+    assert plan("--nproc-per-node 2 train.py", OMP_NUM_THREADS="4").notes == ()
+    assert plan("--nproc-per-node 2 --framework plain train.py").notes == ()
+
+
+MISTAKES: list[tuple[str, dict[str, str], list[str]]] = [
+    ("--nnodes 3:1 train.py", {}, ["--nnodes", "expected MIN:MAX", "'3:1'"]),
+    ("--nnodes 0 train.py", {}, ["--nnodes", "expected 1 node or more", "'0'"]),
+    ("--nnodes x train.py", {}, ["--nnodes", "expected a number of nodes, or MIN:MAX", "'x'"]),
+    ("--nnodes 1:2:3 train.py", {}, ["--nnodes", "MIN:MAX", "'1:2:3'"]),
+    ("--nnodes= train.py", {}, ["--nnodes", "expected a number", "''"]),
+    ("train.py", {"PET_NNODES": "-1"}, ["PET_NNODES", "expected a number of nodes", "'-1'"]),
+    ("--nnodes 2 train.py", {}, ["--nnodes 2", "one node", "--nnodes 1"]),
+    ("--nnodes 1:4 train.py", {}, ["--nnodes 1:4", "one node"]),
+    ("--rdzv-backend etcd train.py", {}, ["--rdzv-backend etcd", "one node", "--standalone"]),
+    ("--rdzv-backend etcd-v2 train.py", {}, ["--rdzv-backend etcd-v2", "one node"]),
+    ("--rdzv-backend zk train.py", {}, ["--rdzv-backend", "expected one of static, c10d, etcd", "'zk'"]),
+    ("--rdzv-conf a train.py", {}, ["--rdzv-conf", "expected", "key=value", "'a'"]),
+    ("--rdzv-conf a=1,=2 train.py", {}, ["--rdzv-conf", "key=value"]),
+    ("--rdzv-endpoint host:x train.py", {}, ["--rdzv-endpoint", "expected HOST:PORT", "'host:x'"]),
+    ("--rdzv-endpoint host:99999 train.py", {}, ["--rdzv-endpoint", "expected HOST:PORT"]),
+    ("--node-rank 1 train.py", {}, ["--node-rank", "expected 0", "'1'"]),
+    ("--node-rank x train.py", {}, ["--node-rank", "expected a whole number", "'x'"]),
+    ("--master-port 99999 train.py", {}, ["--master-port", "from 0 to 65535", "'99999'"]),
+    ("--master-addr nowhere train.py", {}, ["--master-addr", "resolved", "'nowhere'"]),
+    ("--local-addr nowhere train.py", {}, ["--local-addr", "resolved", "'nowhere'"]),
+    ("--nproc-per-node 0 train.py", {}, ["--nproc-per-node", "expected a number of 1 or more", "'0'"]),
+    ("--nproc-per-node many train.py", {}, ["--nproc-per-node", "auto, cpu, gpu or xpu", "'many'"]),
+    ("--nproc-per-node -1 train.py", {}, ["--nproc-per-node", "1 or more", "'-1'"]),
+    ("--nproc-per-node gpu train.py", {}, ["--nproc-per-node gpu", "no GPU", "give a number"]),
+    ("--nproc-per-node gpu train.py", {"CUDA_VISIBLE_DEVICES": "-1"}, ["no GPU", "CUDA_VISIBLE_DEVICES='-1'"]),
+    ("--nproc-per-node xpu train.py", {}, ["--nproc-per-node xpu", "no XPU"]),
+    ("--framework jax train.py", {}, ["unknown framework 'jax'", "torch, paddle, plain"]),
+    ("--framework= train.py", {}, ["unknown framework ''", "torch, paddle, plain"]),
+    ("train.py", {"PET_NNODES": "1", "PADDLE_NNODES": "1"}, ["PET_NNODES", "PADDLE_NNODES", "--framework torch"]),
+    ("--framework paddle train.py", {}, ["paddle", "not installed", "pip install 'elastic-adapter[paddle]'"]),
+    ("--max-restarts x train.py", {}, ["--max-restarts", "expected a whole number of 0 or more", "'x'"]),
+    ("--max-restarts -1 train.py", {}, ["--max-restarts", "0 or more", "'-1'"]),
+    ("--fault-tolerance-level 3 train.py", {}, ["--fault-tolerance-level", "expected 0 (off)", "'3'"]),
+    (
+        "--fault-tolerance-level 0 train.py",
+        {"PET_MAX_RESTARTS": "3"},
+        ["PET_MAX_RESTARTS 3", "contradicts", "--fault-tolerance-level 0"],
+    ),
+    ("--start-method fork train.py", {}, ["--start-method fork", "torch inside the launcher"]),
+    ("--start-method x train.py", {}, ["--start-method", "expected spawn", "'x'"]),
+    ("--logs-specs mine train.py", {}, ["--logs-specs mine", "torch inside the launcher", "--log-dir"]),
+    ("--event-log-handler mine train.py", {}, ["--event-log-handler mine", "torch inside the launcher"]),
+    ("--monitor-interval x train.py", {}, ["--monitor-interval", "seconds", "'x'"]),
+    ("--shutdown-timeout x train.py", {}, ["--shutdown-timeout", "seconds, 0 or more", "'x'"]),
+    ("--shutdown-timeout nan train.py", {}, ["--shutdown-timeout", "seconds", "'nan'"]),
+    ("train.py", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-1"}, ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0 or more", "'-1'"]),
+    ("--signals-to-handle FOO train.py", {}, ["--signals-to-handle", "expected names of signals", "'FOO'"]),
+    ("--signals-to-handle KILL train.py", {}, ["--signals-to-handle", "SIGKILL can't be"]),
+    ("--signals-to-handle= train.py", {}, ["--signals-to-handle", "at least one signal"]),
+    ("-r 4 train.py", {}, ["--redirects", "expected 0 to 3", "'4'"]),
+    ("-t 0:5 train.py", {}, ["--tee", "0:1,1:3", "'0:5'"]),
+    ("--local-ranks-filter a train.py", {}, ["--local-ranks-filter", "expected a list", "'a'"]),
+    ("--log-dir train.py train.py", {}, ["--log-dir", "expected a folder", "'train.py'"]),
+    ("--log-dir train.py/logs train.py", {}, ["--log-dir", "expected a folder", "is not one"]),
+    ("--numa-binding near train.py", {}, ["--numa-binding", "node, socket, exclusive, core-complex", "'near'"]),
+    ("--numa-binding node train.py", {}, ["--numa-binding node", "no NVIDIA GPU"]),
+    ("--virtual-local-rank --framework plain train.py", {}, ["--virtual-local-rank", "--framework torch", "plain"]),
+    (
+        "--virtual-local-rank --nproc-per-node 2 train.py",
+        {"CUDA_VISIBLE_DEVICES": "3"},
+        ["--virtual-local-rank", "2 workers", "CUDA_VISIBLE_DEVICES='3'"],
+    ),
+    ("--use-env --pass-local-rank train.py", {}, ["--pass-local-rank", "contradicts", "--use-env"]),
+    ("--no-python --pass-local-rank ./run.sh", {}, ["--pass-local-rank", "Python scripts", "./run.sh"]),
+    ("--preload a-b train.py", {}, ["--preload", "expected names of modules", "'a-b'"]),
+    ("--job-id a/b train.py", {}, ["--rdzv-id", "without slashes", "'a/b'"]),
+    ("--node-id= train.py", {}, ["--node-id", "expected a name", "''"]),
+    ("train.py", {"LOGLEVEL": "loud"}, ["LOGLEVEL", "expected one of DEBUG", "'loud'"]),
+    ("train.py", {"PYTHON_EXEC": "/no/python"}, ["PYTHON_EXEC", "Python interpreter", "'/no/python'"]),
+    ("", {}, ["no script is given", "elastic-launch [options] script"]),
+    ("missing.py", {}, ["script not found", "/missing.py"]),
+    ("--standalone 1 train.py", {}, ["script not found", "/1", "option"]),
+    ("empty", {}, ["/empty", "folder", "__main__.py"]),
+    ("-m --no-python package", {}, ["--module", "contradicts", "--no-python"]),
+    ("-m nothere.train", {}, ["module 'nothere.train' not found", "Python's path"]),
+    ("-m train.py", {}, ["-m expects a module", "'train.py'", "-m train"]),
+    ("--framework plain ./missing", {}, ["program not found", "/missing"]),
+    ("--framework plain missing", {}, ["program not found", "'missing'", "PATH"]),
+    ("--framework plain ./empty", {}, ["./empty", "folder"]),
+    ("--framework plain ./text.sh", {}, ["./text.sh", "not executable", "chmod +x", "sh ./text.sh"]),
+    ("--no-python ./text.sh", {}, ["not executable", "chmod +x"]),
+    ("--no-python ./missing", {}, ["program not found"]),
+]
+
+
+@pytest.mark.parametrize(("line", "environ", "parts"), MISTAKES)
+def test_mistakes(line: str, environ: dict[str, str], parts: list[str]) -> None:
+    """Each mistake is one line that says what is wrong, what was expected and what was given."""
+    with pytest.raises(UserError) as caught:
+        plan(line, **environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"), [(BOTH, "torch and paddle are installed"), (NONE, "no framework is installed")]
+)
+def test_framework_can_not_be_told(machine: Machine, words: str) -> None:
+    """Where neither a word nor a variable tells, and not exactly one is installed, the line says what to add."""
+    with pytest.raises(UserError) as caught:
+        plan("train.py", machine)
+    assert words in str(caught.value)
+    assert "--framework torch, --framework paddle or --framework plain" in str(caught.value)
+
+
+def test_options_reach_the_adapter() -> None:
+    """The signals' names, the virtual local rank and the GPUs are told to the adapter."""
+    adapter = plan("--virtual-local-rank --signals-to-handle TERM train.py", GPUS).adapter
+    assert adapter.slot_env(1, 2, {})["CUDA_VISIBLE_DEVICES"] == "1"
+    assert adapter == replace(adapter, signals=("SIGTERM",), virtual_local_rank=True)  # type: ignore[type-var]
+    paddle = plan(
+        "--framework paddle --nproc-per-node 2 train.py", replace(GPUS, installed=lambda module: True)
+    ).adapter
+    assert paddle.slot_env(1, 2, {}) == {"FLAGS_selected_gpus": "1"}
