@@ -128,7 +128,7 @@ def recovery(launcher: list[str], *, again: bool = False, **options: object) -> 
 
 def pss_mib(pid: int) -> float:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(re.search(r"^Pss:\s+(\d+)", text, re.M).group(1)) / 1024  # type: ignore[union-attr]
+    return int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE).group(1)) / 1024  # type: ignore[union-attr]
 
 
 def below(pid: int) -> list[int]:
@@ -217,7 +217,13 @@ CASES = [
         lambda: recovery(THEIRS),
         "reported",
     ),
-    Case("memory (PSS): the agent alone", lambda: memory(OURS)["agent"], lambda: memory(THEIRS)["agent"], "at most 0.25x", "MiB"),
+    Case(
+        "memory (PSS): the agent alone",
+        lambda: memory(OURS)["agent"],
+        lambda: memory(THEIRS)["agent"],
+        "at most 0.25x",
+        "MiB",
+    ),
     Case(
         "memory (PSS): all but workers, no standbys",
         lambda: memory(OURS)["without standbys"],

@@ -6,6 +6,8 @@ The first message on the channel says what to run and what to import beforehand.
 ``start`` in it and goes on at once. A standby imports, says that it is ready, and waits for ``start`` in a
 message of its own, with the variables of its place in the world. Then the script runs as ``__main__``,
 as if a fresh interpreter had been started for it. The channel stays open for notices from the agent.
+
+Every import here is paid for by every worker: those that only a few need are made where they are needed.
 """
 
 from __future__ import annotations
@@ -13,12 +15,19 @@ from __future__ import annotations
 import os
 import sys
 
-_here = os.path.dirname(os.path.abspath(__file__))
-# Python puts the folder of this file first on the path: no module of ours may be found there by a script.
-if sys.path and sys.path[0] == _here:
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, TracebackType
+
+# Kept, because the interpreter takes __file__ away when a script has ended.
+_FILE = __file__
+# Python puts the folder of this file, links resolved, first on the path: no module of ours may be found there by a
+# script.
+_FOLDER = os.path.dirname(os.path.realpath(_FILE))
+if sys.path and sys.path[0] == _FOLDER:
     del sys.path[0]
-sys.path.insert(0, _here)
-import frames  # noqa: E402  (found by path: the package is not needed here)
+sys.path.insert(0, _FOLDER)
+import frames  # noqa: E402 (found by path: the package is not needed here)
 
 del sys.path[0], sys.modules["frames"]
 
@@ -32,41 +41,49 @@ def main() -> None:
     import faulthandler
 
     faulthandler.enable()
-    program: dict[str, str] = message["program"]  # type: ignore[assignment]
-    _set_path(program["mode"], program["target"])
+    program = message["program"]
+    mode, target = program["mode"], program["target"]
+    package = mode == "script" and _is_package(_absolute(target))
+    _set_path(mode, target, package=package)
     start = message.get("start")
     if start is None:
-        errors = _preload(message["preload"])  # type: ignore[arg-type]
-        frames.write(channel, {"ready": True, "errors": errors})
+        frames.write(channel, {"ready": True, "errors": _preload(message["preload"])})
         answer = frames.read(channel)
         if answer is None:
             return
         start = answer["start"]
-        _set_environment(start)  # type: ignore[arg-type]
-    _run(channel, program["mode"], program["target"], start["args"])  # type: ignore[index]
+        _set_environment(start)
+    _run(channel, "package" if package else mode, target, start["args"])
 
 
-def _set_path(mode: str, target: str) -> None:
+def _is_package(path: str) -> bool:
+    """Whether a ``__main__`` is to be found inside: a folder or an archive, as opposed to a script."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _absolute(target: str) -> str:
+    """The path as the interpreter makes it absolute: not normalized."""
+    if os.path.isabs(target):
+        return target
+    return os.getcwd() if target == "." else f"{os.getcwd()}/{target}"
+
+
+def _set_path(mode: str, target: str, *, package: bool) -> None:
     """What ``python target`` or ``python -m target`` would have as the first entry of the path."""
-    if getattr(sys.flags, "safe_path", False) or mode == "path":
+    if package:
+        sys.path.insert(0, _absolute(target))
+    elif mode == "path" or getattr(sys.flags, "safe_path", False):
         return
-    if mode == "module":
+    elif mode == "module":
         sys.path.insert(0, os.getcwd())
-    elif _is_package(target):
-        sys.path.insert(0, target)
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
-
-
-def _is_package(target: str) -> bool:
-    """A folder or an archive with a ``__main__`` in it, as opposed to a script."""
-    if os.path.isdir(target):
-        return True
-    try:
-        with open(target, "rb") as file:
-            return file.read(4) == b"PK\x03\x04"
-    except OSError:
-        return False
 
 
 def _preload(modules: list[str]) -> dict[str, str]:
@@ -77,7 +94,7 @@ def _preload(modules: list[str]) -> dict[str, str]:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors[module] = f"{type(error).__name__}: {error}"
     return errors
 
@@ -89,76 +106,93 @@ def _set_environment(start: dict[str, dict[str, str]]) -> None:
 
 
 def _run(channel: int, mode: str, target: str, args: list[str]) -> None:
-    import types
-
+    flags = sys.orig_argv[: -len(sys.argv)]
+    sys.orig_argv = [*flags, *(["-m"] if mode == "module" else []), target, *args]
+    sys.argv = ["-m" if mode == "module" else target, *args]
     # The bootstrap's own module object stays alive through its functions; the script gets a new one.
-    main_module = types.ModuleType("__main__")
-    main_module.__dict__["__builtins__"] = __builtins__
+    module = type(sys)("__main__")
+    namespace = vars(module)
+    namespace["__builtins__"] = __builtins__
     if sys.version_info < (3, 14):
-        main_module.__dict__["__annotations__"] = {}
-    sys.modules["__main__"] = main_module
-    sys.argv = [target, *args] if mode != "module" else ["-m", *args]
-    sys.orig_argv = [sys.executable, "-u", *(["-m"] if mode == "module" else []), target, *args]
+        namespace["__annotations__"] = {}
+    sys.modules["__main__"] = module
+    pid = os.getpid()
     try:
-        if mode == "module":
-            import runpy
-
-            runpy._run_module_as_main(target)  # type: ignore[attr-defined]
-        elif mode == "path":
-            import runpy
-
-            runpy.run_path(target, run_name="__main__")
-        elif _is_package(target):
-            import runpy
-
-            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
-        else:
-            _run_script(main_module.__dict__, target)
-    except (SystemExit, KeyboardInterrupt):
+        _execute(mode, target, namespace)
+    except SystemExit:
         raise
     except BaseException as error:
-        _report(channel, error)
+        # A child that the script forked has the same channel, but is no worker. An interrupt is no error.
+        if os.getpid() == pid and not isinstance(error, KeyboardInterrupt):
+            _report(channel, error)
+        _hide_from_traceback()
+        raise
 
 
-def _run_script(namespace: dict[str, object], target: str) -> None:
-    """What the interpreter does for ``python target``."""
+def _execute(mode: str, target: str, namespace: dict[str, object]) -> None:
+    if mode == "script":
+        exec(_code(_absolute(target), namespace), namespace)
+        return
+    import runpy
+
+    if mode == "path":
+        runpy.run_path(target, run_name="__main__")
+    elif mode == "package":
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001
+    else:
+        runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # noqa: SLF001 (what the interpreter calls)
+
+
+def _code(path: str, namespace: dict[str, object]) -> CodeType:
+    """Read a script, and give ``__main__`` the attributes that the interpreter gives it."""
     from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 
-    loader: SourceFileLoader | SourcelessFileLoader
-    if target.endswith(".pyc"):
-        loader = SourcelessFileLoader("__main__", target)
-        code = loader.get_code("__main__")
-    else:
-        loader = SourceFileLoader("__main__", target)
-        import io
-
-        with io.open_code(os.path.abspath(target)) as file:
-            code = compile(file.read(), target, "exec", dont_inherit=True)
-    namespace.update(__file__=target, __cached__=None, __loader__=loader, __spec__=None, __package__=None)
+    is_compiled = path.endswith(".pyc")
+    loader = SourcelessFileLoader("__main__", path) if is_compiled else SourceFileLoader("__main__", path)
+    namespace.update(__file__=path, __cached__=None, __loader__=loader, __spec__=None, __package__=None)
+    try:
+        data = loader.get_data(path)
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {reason}\n")
+        sys.exit(2)
+    code: CodeType | None
+    code = loader.get_code("__main__") if is_compiled else compile(data, path, "exec", dont_inherit=True)
     assert code is not None
-    exec(code, namespace)
+    return code
 
 
 def _report(channel: int, error: BaseException) -> None:
-    """Tell the agent what went wrong, then end as an interpreter ends after an uncaught exception."""
-    import time
-
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    error.__traceback__ = trace
+    """Tell the agent what went wrong; whatever hinders that, the message on stderr remains."""
     try:
+        import time
         import traceback
 
-        text = "".join(traceback.format_exception(type(error), error, trace))
+        text = "".join(traceback.format_exception(type(error), error, _below_us(error.__traceback__)))
         message = "".join(traceback.format_exception_only(type(error), error)).strip()
         frames.write(channel, {"error": {"message": message, "traceback": text[-32768:], "at": time.time()}})
-    except OSError:
-        # The agent is gone or the script closed the descriptor: the message on stderr remains.
+    except Exception:  # noqa: S110 (there is nobody else to tell)
+        # The agent is gone, the script closed the descriptor, or it brought a module with one of these names.
         pass
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
-    sys.excepthook(type(error), error, trace)
-    sys.exit(1)
+
+
+def _hide_from_traceback() -> None:
+    """The interpreter will print the error and end as it always does, but without a line about this file."""
+    hook = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = hook
+        trace = _below_us(trace)
+        sys.last_traceback = trace
+        hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = excepthook
+
+
+def _below_us(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == _FILE:
+        trace = trace.tb_next
+    return trace
 
 
 if __name__ == "__main__":

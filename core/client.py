@@ -28,13 +28,16 @@ class Link:
 
     async def attach(self, member: Member, running: int | None, exits: tuple[WorkerExit, ...]) -> None:
         self._call = self._stub.Attach()
-        await self._call.write(hello_to_wire(member, running, exits))
+        await self._write(hello_to_wire(member, running, exits))
 
     async def report(self, report: Report) -> None:
         """Send one report. On a broken stream it is dropped: ``directives`` is where a broken stream is noticed."""
+        await self._write(report_to_wire(report))
+
+    async def _write(self, message: pb.Report) -> None:
         assert self._call is not None
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(report_to_wire(report))
+            await self._call.write(message)
 
     async def directives(self) -> AsyncIterator[Directive]:
         """The directives as they come, until the coordinator ends the stream. Raises LinkBroken."""

@@ -13,6 +13,7 @@ Requests (each may carry file descriptors): spawn, signal, renice, sweep. Events
 from __future__ import annotations
 
 import fcntl
+import json  # noqa: F401 (frames will need it: better now than when the first worker waits)
 import os
 import resource
 import select

@@ -250,7 +250,7 @@ def _offered(job: Job, node: str, ports: tuple[int, ...], now: float) -> Step:
     member = job.member(node)
     if member is None:
         return job, ()
-    if _active(job) and job.world is not None:
+    if _active(job) and job.world is not None and job.world.nodes[0] == node:
         # The offer may have been on its way when the world that runs took one of its ports.
         ports = tuple(port for port in ports if port != job.world.master.port)
     job = _with(job, replace(member, ports=ports))

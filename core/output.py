@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -24,7 +25,10 @@ STDOUT_FD = 1
 STDERR_FD = 2
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 65536
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+# A \r at the very end may be the first half of \r\n: what follows decides.
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +77,7 @@ class Output:
         done: asyncio.Future[None] = loop.create_future()
 
         def drain() -> None:
-            self._read(stream)
+            self._read_all(stream)
             loop.call_soon_threadsafe(_finish, done)
 
         self._ask(drain)
@@ -98,44 +102,52 @@ class Output:
                 if key.data is None:
                     os.read(self._wake_reader, 4096)
                 else:
-                    self._read(key.data, once=True)
+                    self._read(key.data)
             while self._requests:
                 self._requests.popleft()()
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                self._read(key.data)
+                self._read_all(key.data)
                 self._end(key.data)
 
     def _register(self, stream: Stream) -> None:
         self._selector.register(stream.fd, selectors.EVENT_READ, stream)
 
-    def _read(self, stream: Stream, *, once: bool = False) -> None:
-        while not stream.ended:
-            try:
-                data = os.read(stream.fd, 65536)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._end(stream)
-                return
+    def _read_all(self, stream: Stream) -> None:
+        """Take all that the pipe can hold by now; somebody who writes without end does not keep us here."""
+        left = 0 if stream.ended else fcntl.fcntl(stream.fd, fcntl.F_GETPIPE_SZ)
+        while left > 0 and (taken := self._read(stream)):
+            left -= taken
+
+    def _read(self, stream: Stream) -> int:
+        """Take what one read gives; the number of bytes."""
+        if stream.ended:
+            return 0
+        try:
+            data = os.read(stream.fd, 65536)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if data:
             self._take(stream, data)
-            if once:
-                return
+        else:
+            self._end(stream)
+        return len(data)
 
     def _take(self, stream: Stream, data: bytes) -> None:
         stream.tail = (stream.tail + data)[-_TAIL_BYTES:]
         if stream.file is not None:
-            stream.file.write(data)
+            stream.file = _append(stream.file, data)
         if stream.console is None and stream.filtered is None:
             return
         text = stream.pending + data
-        end = 0
-        for line in _LINE.finditer(text):
-            end = line.end()
-            self._line(stream, line.group())
-        stream.pending = text[end:]
+        begin = 0
+        # In what is pending no line ends, unless with a \r that waited for this.
+        for end in _LINE_END.finditer(text, max(0, len(stream.pending) - 1)):
+            self._line(stream, text[begin : end.end()])
+            begin = end.end()
+        stream.pending = text[begin:]
         if len(stream.pending) > _LONGEST_LINE:
             self._line(stream, stream.pending + b"\n")
             stream.pending = b""
@@ -144,7 +156,7 @@ class Output:
         if stream.console is not None:
             self._show(stream.console, stream.prefix + line)
         if stream.filtered is not None and any(text in line for text in stream.filters):
-            stream.filtered.write(stream.prefix + line)
+            stream.filtered = _append(stream.filtered, stream.prefix + line)
 
     def _end(self, stream: Stream) -> None:
         if stream.ended:
@@ -197,6 +209,18 @@ class LineFormatter(logging.Formatter):
         first, _, rest = record.getMessage().partition("\n")
         line = f"{at}.{int(record.msecs):03d}Z {record.levelname} [{module}] {first}{where}"
         return f"{line}\n{rest}" if rest else line
+
+
+def _append(file: BinaryIO, data: bytes) -> BinaryIO | None:
+    """Write all of it. A file that takes no more (a full disk) is given up; the job goes on without it."""
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError as error:
+        log.warning("%s is not written any more: %s", file.name, error.strerror)
+        file.close()
+        return None
+    return file
 
 
 def _finish(future: asyncio.Future[None]) -> None:

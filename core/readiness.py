@@ -6,6 +6,26 @@ import contextlib
 import os
 
 _ESTABLISHED = "01"
+# As much idle CPU as an import needs without disturbing anybody.
+AT_REST_CPUS = 0.5
+# From when on standbys are made although the CPU never rests: they run at the lowest priority.
+_BUSY_ENOUGH_S = 3.0
+# A script that forms no group is past its start when the CPU has rested this long, this long after its start.
+_REST_S = 1.0
+_NO_GROUP_S = 2.0
+# If it never rests either, it is taken to be past its start after this long.
+_LONGEST_START_S = 15.0
+
+
+def past_the_start(running_s: float, resting_s: float, joined_s: float | None) -> bool:
+    """Whether a generation no longer needs the CPU for its start. Pure.
+
+    ``running_s``: since it was started; ``resting_s``: since the CPU was last busy; ``joined_s``: since all local
+    ranks have joined their group, None while they have not.
+    """
+    if joined_s is not None:
+        return resting_s > 0 or joined_s >= _BUSY_ENOUGH_S
+    return running_s >= _LONGEST_START_S or (running_s >= _NO_GROUP_S and resting_s >= _REST_S)
 
 
 def connections_to(port: int) -> int:

@@ -8,7 +8,7 @@ import os
 
 from elastic_adapter.core.errors import SpawnFailed
 from elastic_adapter.core.model import Assignment
-from elastic_adapter.core.readiness import connections_to, cpu_ticks, idle_cpus
+from elastic_adapter.core.readiness import AT_REST_CPUS, connections_to, cpu_ticks, idle_cpus, past_the_start
 from elastic_adapter.core.waiting import first_of
 from elastic_adapter.core.workers import Standby, Starter, discard
 
@@ -16,12 +16,6 @@ log = logging.getLogger(__name__)
 
 # Looked at only while a generation starts.
 _LOOK_EVERY_S = 0.25
-# As much idle CPU as an import needs without disturbing anybody.
-_AT_REST_CPUS = 0.5
-# From when on standbys are made although the CPU never rests: they run at the lowest priority.
-_BUSY_ENOUGH_S = 3.0
-# A script that forms no group at all is taken to be past its start after this long.
-_NO_GROUP_S = 15.0
 # A slot whose standbys end by themselves this often gets none any more.
 _MOST_DEATHS = 2
 
@@ -110,9 +104,9 @@ async def _ready_or_ended(standby: Standby) -> bool:
 
 
 async def _past_the_start(assignment: Assignment) -> None:
-    """All local ranks have joined their group, and the CPU has rested for a moment or will not."""
+    """Look until the local ranks are past their start."""
     loop = asyncio.get_running_loop()
-    started = loop.time()
+    started = rested = loop.time()
     joined: float | None = None
     before = cpu_ticks()
     while True:
@@ -120,8 +114,8 @@ async def _past_the_start(assignment: Assignment) -> None:
         now, after = loop.time(), cpu_ticks()
         if joined is None and connections_to(assignment.master.port) >= assignment.slots:
             joined = now
-        if joined is None and now - started >= _NO_GROUP_S:
-            joined = started
-        if joined is not None and (idle_cpus(before, after) >= _AT_REST_CPUS or now - joined >= _BUSY_ENOUGH_S):
+        if idle_cpus(before, after) < AT_REST_CPUS:
+            rested = now
+        if past_the_start(now - started, now - rested, None if joined is None else now - joined):
             return
         before = after

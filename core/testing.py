@@ -168,7 +168,7 @@ class Referee:
             return
         self._check_dropped(before, event, now, after, commands)
         self._note_exit(before, event)
-        self._note_presence(event, after, commands)
+        self._note_presence(before, event, after, commands)
         self._check_charge(before, event, now, after)
         self._check_commit(after, commands)
         self._check_outcome(before, event, after, commands)
@@ -211,7 +211,7 @@ class Referee:
         if event.exit.ok and _belongs(event.exit, self.worlds[-1]):
             self.finished.add(event.exit.rank)
 
-    def _note_presence(self, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+    def _note_presence(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         match event:
             case MemberJoined(member=member):
                 halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
@@ -225,7 +225,11 @@ class Referee:
             case MemberLost(node=node) | MemberLeaving(node=node):
                 self.present.pop(node, None)
             case PortsOffered(node=node, ports=ports) if node in self.present:
-                self.present[node] = replace(self.present[node], ports=ports)
+                held = self.present[node]
+                if isinstance(before.phase, Running | Draining) and self.worlds[-1].master.host == held.address:
+                    # The offer was on its way when the world that runs took one of its ports.
+                    ports = tuple(port for port in ports if port != self.worlds[-1].master.port)
+                self.present[node] = replace(held, ports=ports)
             case _:
                 pass
 

@@ -167,7 +167,8 @@ def _exit_to_wire(exit: WorkerExit) -> pb.WorkerExited:
         at=exit.at,
         pid=exit.pid,
         detail_source=exit.detail_source,
-        detail=exit.detail,
+        # A file's name in a traceback may hold bytes that are no text, which the wire does not take.
+        detail=exit.detail.encode(errors="backslashreplace").decode(),
     )
 
 

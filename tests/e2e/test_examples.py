@@ -15,7 +15,16 @@ def test_training_that_was_killed_ends_with_the_same_weights(launch, tmp_path):
     """A training killed in the middle ends bit-equal to one that was left alone."""
     import torch
 
-    flags = ("--framework", "torch", "--nproc-per-node", 2, "--max-restarts", 1, "--no-standby", EXAMPLES / "train_torch.py")
+    flags = (
+        "--framework",
+        "torch",
+        "--nproc-per-node",
+        2,
+        "--max-restarts",
+        1,
+        "--no-standby",
+        EXAMPLES / "train_torch.py",
+    )
     quiet = launch(*flags, "--steps", 60, "--checkpoint", tmp_path / "quiet.pt")
     assert quiet.finish() == 0
     killed = launch(*flags, "--steps", 60, "--checkpoint", tmp_path / "killed.pt", "--step-seconds", 0.05)

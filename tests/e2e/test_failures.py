@@ -57,7 +57,14 @@ def test_failure_without_budget_ends_with_the_workers_code(launch, script, way):
 
 def test_budget_is_spent_exactly(launch, script):
     """A job that always fails runs 1 + max-restarts generations."""
-    job = launch(*TORCH, "--max-restarts", 3, "--no-standby", script(FAIL_ONCE.replace("HOW", "sys.exit(5)")), env={"FAILURES": "99"})
+    job = launch(
+        *TORCH,
+        "--max-restarts",
+        3,
+        "--no-standby",
+        script(FAIL_ONCE.replace("HOW", "sys.exit(5)")),
+        env={"FAILURES": "99"},
+    )
     assert job.finish() == 5
     generations = {int(number) for number in re.findall(r"rank 1 generation (\d+)", job.text)}
     assert generations == {1, 2, 3, 4}

@@ -52,7 +52,9 @@ def test_woken_standbys_train_to_the_same_weights(launch, script, tmp_path):
 
 def test_standbys_are_refilled(launch, script, tmp_path):
     """After a restart the pool is filled again, and the next restart is warm, too."""
-    text = "import os, time; print(f'up {os.environ[\"ELASTIC_GENERATION\"]} {os.getpid()}', flush=True); time.sleep(600)"
+    text = (
+        "import os, time; print(f'up {os.environ[\"ELASTIC_GENERATION\"]} {os.getpid()}', flush=True); time.sleep(600)"
+    )
     job = launch("--framework", "plain", "--max-restarts", 2, "--preload", "decimal", script(text))
     for generation in (1, 2):
         pid = int(job.seen(rf"up {generation} (\d+)").group(1))

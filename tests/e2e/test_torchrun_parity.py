@@ -37,7 +37,16 @@ def test_worker_environment_is_torchruns(launch, script, tmp_path, flags):
     theirs.mkdir()
     job = launch(*TORCH, "--nproc-per-node", 2, *flags, path, "--lr", "0.1", cwd=ours)
     assert job.finish() == 0
-    torchrun = launch("--nproc-per-node", 2, *flags, path, "--lr", "0.1", cwd=theirs, command=[ENV_PYTHON, "-m", "torch.distributed.run"])
+    torchrun = launch(
+        "--nproc-per-node",
+        2,
+        *flags,
+        path,
+        "--lr",
+        "0.1",
+        cwd=theirs,
+        command=[ENV_PYTHON, "-m", "torch.distributed.run"],
+    )
     assert torchrun.finish() == 0
     for mine, other in zip(dumps(ours, 2), dumps(theirs, 2), strict=True):
         assert mine["argv"] == other["argv"] == [str(path), "--lr", "0.1"]
@@ -160,7 +169,9 @@ def test_log_dir_writes_files_beside_the_console(launch, script, tmp_path):
 
 def test_redirects_and_tee(launch, script, tmp_path):
     """-r hides from the console what it writes to files, -t shows both, by rank where asked."""
-    job = launch(*TORCH, "--nproc-per-node", 2, "--log-dir", tmp_path / "logs", "-r", "0:3,1:2", "-t", "1:1", script(SPEAK))
+    job = launch(
+        *TORCH, "--nproc-per-node", 2, "--log-dir", tmp_path / "logs", "-r", "0:3,1:2", "-t", "1:1", script(SPEAK)
+    )
     assert job.finish() == 0
     assert logs(tmp_path / "logs") == {
         "attempt_0/0/stdout.log": "out 0\n",
@@ -169,13 +180,20 @@ def test_redirects_and_tee(launch, script, tmp_path):
         "attempt_0/1/stderr.log": "err 1\n",
     }
     assert [line.split("] ")[1] for line in job.out] == ["out 1"]
-    assert not re.search(r"^\[.*err", job.text, re.M)
+    assert not re.search(r"^\[.*err", job.text, re.MULTILINE)
 
 
 def test_local_ranks_filter_and_prefix(launch, script):
     """Only the chosen ranks are shown, each line with the user's own prefix."""
     job = launch(
-        *TORCH, "--nproc-per-node", 2, "--local-ranks-filter", "1", "--log-prefix", "<${role_name}${local_rank}> ", script(SPEAK)
+        *TORCH,
+        "--nproc-per-node",
+        2,
+        "--local-ranks-filter",
+        "1",
+        "--log-prefix",
+        "<${role_name}${local_rank}> ",
+        script(SPEAK),
     )
     assert job.finish() == 0
     assert job.out == ["<default1> out 1"]
@@ -190,7 +208,9 @@ def test_duplicate_filters(launch, script, tmp_path):
 
 def test_each_attempt_has_its_own_files(launch, script, tmp_path):
     """A restart keeps the logs of the attempt before."""
-    path = script("import os, sys; print('try', os.environ['ELASTIC_GENERATION']); sys.exit(os.environ['ELASTIC_GENERATION'] == '1')")
+    path = script(
+        "import os, sys; print('try', os.environ['ELASTIC_GENERATION']); sys.exit(os.environ['ELASTIC_GENERATION'] == '1')"
+    )
     job = launch(*TORCH, "--max-restarts", 1, "--no-standby", "--log-dir", tmp_path / "logs", path)
     assert job.finish() == 0
     found = logs(tmp_path / "logs")
@@ -220,7 +240,9 @@ print(f"sum {value.item():g}", flush=True)
 dist.destroy_process_group()
 """
     path = script(text)
-    jobs = [launch(*TORCH, "--nproc-per-node", 2, "--no-standby", path, env={"JOB": str(10**number)}) for number in range(3)]
+    jobs = [
+        launch(*TORCH, "--nproc-per-node", 2, "--no-standby", path, env={"JOB": str(10**number)}) for number in range(3)
+    ]
     for number, job in enumerate(jobs):
         assert job.finish() == 0
         job.seen(rf"sum {2 * 10**number}$", times=2)

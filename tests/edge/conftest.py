@@ -81,8 +81,8 @@ class Child:
 
     async def ended(self):
         """Wait for its end and for the end of its output."""
-        exit = await self.exited()
-        stdout, stderr = [await asyncio.wait_for(reader.read(), WITHIN_S) for reader, _ in self._streams]
+        reads = (asyncio.wait_for(reader.read(), WITHIN_S) for reader, _ in self._streams)
+        exit, stdout, stderr = await asyncio.gather(self.exited(), *reads)
         self.process.channel.drain()
         return Ended(exit, stdout.decode(errors="backslashreplace"), stderr.decode(), self.messages)
 

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from elastic_adapter.launchers.settings import SETTINGS
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 FAMILIES = ("ELASTIC_", "PET_", "PADDLE_", "TORCHELASTIC_")
 

@@ -9,10 +9,20 @@ import signal
 
 import pytest
 
-from elastic_adapter.core.events import Commit, Conclude, MemberJoined, Send, StopRequested, Tell, TimePassed
-from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline
+from elastic_adapter.core.events import (
+    Commit,
+    Conclude,
+    MemberJoined,
+    PortsOffered,
+    Send,
+    StopRequested,
+    Tell,
+    TimePassed,
+    WorkerExited,
+)
+from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, step
 from elastic_adapter.core.model import Drain, Failed, Halt, Hold, Level, Run, Stopped, Succeeded
-from elastic_adapter.core.testing import Story, committed, job_config, member, outline, sent
+from elastic_adapter.core.testing import Story, committed, exit_of, job_config, member, outline, sent
 
 OFF, TOLERANT, ELASTIC = Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC
 
@@ -282,6 +292,55 @@ def test_each_generation_takes_a_fresh_port():
     assert ports == [1, 2, 3]
 
 
+def test_an_offer_that_crossed_the_world_does_not_bring_its_port_back():
+    """The port of the world that runs is no offer of its own node; on another node the number is another port."""
+    told = Story(job_config(ELASTIC, (2, 2)))
+    told.tell(MemberJoined(member("a", order=1, ports=(1, 2))))
+    told.tell(MemberJoined(member("b", order=2)))
+    told.tell(PortsOffered("a", (1, 2)))
+    told.tell(PortsOffered("b", (1, 3)))
+    assert [each.ports for each in told.job.members] == [(2,), (1, 3)]
+
+
+def test_a_chosen_port_is_taken_again():
+    """An agent with one port that the user chose offers it again once its workers are stopped."""
+    told = Story(job_config(max_restarts=1))
+    told.job, _ = step(told.job, MemberJoined(member("a", ports=(7,))), 0.0)
+    told.job, _ = step(told.job, WorkerExited(exit_of(0)), 0.0)
+    assert isinstance(told.job.phase, Holding)
+    told.job, _ = step(told.job, PortsOffered("a", (7,)), 0.0)
+    assert (outline(told.job), told.job.world.master.port) == ("running 2: a, 1 charged", 7)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("join a b", "generation 1: 2 workers on 2 node(s): 2 of 2 nodes are here"),
+        ("join a b c; lose c", "node c is lost: its stream broke"),
+        ("join a; lose a", "node a is lost: its stream broke"),
+        ("join a b; ok 1; lose b", "node b is lost: its stream broke; its workers had finished"),
+        ("join a b; lose a b", "holding: node b is lost: its stream broke; 0 of at least 1 nodes are here"),
+        ("join a b; lose a b; join-without-ports c; lose c", "node c is lost: its stream broke"),
+    ],
+)
+def test_the_log_says_what_changed(script, words):
+    """A person who reads the log learns of every change, once."""
+    told = story(ELASTIC, (1, 2), script)
+    assert [command.reason for command in told.commands if isinstance(command, Tell)] == [words]
+
+
+def test_the_log_says_that_a_world_drains():
+    """A person who reads the log learns for whom a world drains."""
+    told = story(ELASTIC, (1, 2), "join a; wait 3; join b", quiet_s=0.0)
+    assert told.commands[0] == Tell("generation 1 drains: b joined")
+
+
+def test_the_log_says_who_was_refused():
+    """A person who reads the log learns who was refused."""
+    told = story(OFF, (1, 1), "join a; join b")
+    assert told.commands[-1] == Tell("node b is refused: at fault-tolerance level 0 nobody joins after the start")
+
+
 def test_a_world_is_committed_told_and_sent_in_this_order():
     """A world is the truth before anybody hears of it, and every node hears of its own part."""
     told = story(TOLERANT, (2, 2), "join a b")
@@ -311,7 +370,7 @@ def test_a_reconnect_keeps_the_place_in_the_queue():
 def test_survivors_are_told_to_hold():
     """Those who are left stop their workers, and hear why."""
     told = story(TOLERANT, (3, 3), "join a b c; lose b")
-    reason = "node b is lost: its stream broke | 2 of at least 3 nodes are here"
+    reason = "node b is lost: its stream broke; 2 of at least 3 nodes are here"
     assert sent(told.commands) == (("a", Hold(reason)), ("c", Hold(reason)))
 
 
@@ -370,22 +429,22 @@ def test_the_end_has_a_reason(level, nodes, script, words):
     [
         ("join a b", "2 of 2 nodes are here"),
         ("join a; wait 3", "1 nodes are here and none joined for 3 s"),
-        ("join a b; fail 0", "rank 0 on a exited with code 1; restart 1 of 2 | 2 of 2 nodes are here"),
-        ("join a b; lose b", "node b is lost: its stream broke | 1 nodes are left, at least 1 are needed"),
-        ("join a b; leave b", "node b leaves (SIGTERM) | 1 nodes are left, at least 1 are needed"),
-        ("join a b; join b", "node b came back without its workers | 2 of 2 nodes are here"),
-        ("join a; wait 3; join b; wait 33", "b joined | 2 of 2 nodes are here"),
+        ("join a b; fail 0", "rank 0 on a exited with code 1; restart 1 of 2"),
+        ("join a b; lose b", "node b is lost: its stream broke"),
+        ("join a b; leave b", "node b leaves (SIGTERM)"),
+        ("join a b; join b", "node b came back without its workers"),
+        ("join a; wait 3; join b; wait 33", "b joined"),
     ],
 )
 def test_a_world_has_a_reason(script, words):
-    """A world says what led to it and why it can be."""
+    """A world says what led to it."""
     assert story(ELASTIC, (1, 2), script, max_restarts=2).job.world.reason == words
 
 
 def test_a_reason_does_not_grow():
     """However often the machine looks again while it holds, the reason is one cause and one state."""
     told = story(TOLERANT, (3, 3), "join a b c; lose a b; offer c; offer c; join d")
-    assert told.job.phase.reason == "node a is lost: its stream broke | 2 of at least 3 nodes are here"
+    assert told.job.phase.reason == "node a is lost: its stream broke; 2 of at least 3 nodes are here"
 
 
 @pytest.mark.parametrize(

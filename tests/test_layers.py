@@ -1,0 +1,152 @@
+"""The rings hold: who may import whom, read from the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "elastic_adapter"
+
+# Values in, values out: no clock, no asyncio, no input or output, no logging.
+PURE = {"model", "config", "errors", "events", "membership", "world", "restart", "levels", "job", "environment"}
+PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "signal", "typing"}
+# Pure but for the calendar: it formats times for people.
+ALMOST_PURE = {"summary": {"time"}, "ports": set()}
+# Each owns one outside thing; decides nothing.
+EDGE = {
+    *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
+    *("waiting", "frames", "descent"),
+}
+SHELL = {"coordinator", "agent"}
+# Run by path, with the standard library only.
+BY_PATH = {"guard": {"descent", "frames"}, "bootstrap": {"frames"}, "frames": set(), "descent": set()}
+FOR_TESTS = {"testing"}
+
+GRPC_MAY_BE_IMPORTED_BY = {"core.server", "core.client"}
+PROTOBUF_MAY_BE_SEEN_BY = {"core.server", "core.client", "core.wire"}
+
+
+def modules() -> dict[str, Path]:
+    return {
+        str(path.relative_to(ROOT).with_suffix("")).replace("/", "."): path
+        for folder in ("core", "adapters", "launchers")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name != "__init__.py"
+    }
+
+
+def imports(path: Path) -> set[str]:
+    """Everything that a module imports anywhere in its text, by full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where a name comes from"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own(name: str) -> str | None:
+    """core.job for elastic_adapter.core.job.step; None for what is not ours."""
+    if not name.startswith(f"{PACKAGE}."):
+        return None
+    parts = name.split(".")[1:]
+    known = modules()
+    while parts and ".".join(parts) not in known:
+        parts.pop()
+    return ".".join(parts) or name.removeprefix(f"{PACKAGE}.")
+
+
+def test_every_core_module_has_a_ring():
+    """A new module must be put into a ring, here."""
+    core = {name.removeprefix("core.") for name in modules() if name.startswith("core.")}
+    assert core == PURE | set(ALMOST_PURE) | EDGE | SHELL | set(BY_PATH) | FOR_TESTS
+
+
+@pytest.mark.parametrize("name", sorted(PURE | set(ALMOST_PURE)))
+def test_pure_modules_import_only_values(name):
+    """The pure ring imports the pure ring and a few harmless modules of the standard library."""
+    for imported in imports(ROOT / "core" / f"{name}.py"):
+        if (ours := own(imported)) is not None:
+            assert ours.removeprefix("core.") in PURE | set(ALMOST_PURE), imported
+        else:
+            allowed = PURE_MAY_IMPORT | ALMOST_PURE.get(name, set())
+            assert imported.split(".")[0] in allowed, imported
+
+
+@pytest.mark.parametrize("name", sorted(EDGE))
+def test_edges_do_not_import_shells(name):
+    """Importing goes inward only."""
+    for imported in imports(ROOT / "core" / f"{name}.py"):
+        assert own(imported) not in {f"core.{shell}" for shell in SHELL}, imported
+
+
+@pytest.mark.parametrize("name", sorted(name for name in modules() if name.startswith("core.")))
+def test_core_knows_no_framework_adapter_or_launcher(name):
+    """The core imports neither torch nor paddle, no adapter and no launcher."""
+    for imported in imports(modules()[name]):
+        assert imported.split(".")[0] not in {"torch", "paddle"}, imported
+        ours = own(imported)
+        assert ours is None or ours.split(".")[0] in {"core", "proto"}, imported
+
+
+@pytest.mark.parametrize("name", sorted(BY_PATH))
+def test_what_runs_by_path_needs_no_package(name):
+    """The guard and the bootstrap use the standard library and what lies beside them, nothing installed."""
+    import sys
+
+    for imported in imports(ROOT / "core" / f"{name}.py"):
+        root = imported.split(".")[0]
+        assert root in sys.stdlib_module_names or root in BY_PATH[name], imported
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_grpc_and_protobuf_stay_at_the_edge(name):
+    """grpc is imported by the server and the client; protobuf classes are seen by those and the wire."""
+    for imported in imports(modules()[name]):
+        root = imported.split(".")[0]
+        assert root != "grpc" or name in GRPC_MAY_BE_IMPORTED_BY, imported
+        seen = root == "google" or imported.startswith(f"{PACKAGE}.proto")
+        assert not seen or name in PROTOBUF_MAY_BE_SEEN_BY, imported
+
+
+@pytest.mark.parametrize("name", sorted(name for name in modules() if name.startswith("adapters.")))
+def test_adapters_launch_side_needs_no_framework(name):
+    """What the launcher imports of an adapter imports without the framework."""
+    for imported in imports(modules()[name]):
+        assert imported.split(".")[0] not in {"torch", "paddle"}, imported
+        ours = own(imported)
+        assert ours is None or ours.split(".")[0] in {"core", "adapters"}, imported
+
+
+def test_only_run_wires_concrete_things():
+    """The composition root is the only launcher module that imports edges and shells."""
+    for name, path in modules().items():
+        if name.startswith("launchers.") and name != "launchers.run":
+            used = {ours for imported in imports(path) if (ours := own(imported)) and ours.startswith("core.")}
+            assert used <= {f"core.{module}" for module in PURE | set(ALMOST_PURE)}, (name, used)
+
+
+def test_packages_are_the_folders():
+    """Every folder with Python modules is listed as a package, and nothing else is."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {
+        path.parent.relative_to(ROOT)
+        for top in ("core", "adapters", "proto", "launchers")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert listed == {f"{PACKAGE}.{str(folder).replace('/', '.')}" for folder in folders}
+
+
+def test_generated_modules_are_current(tmp_path):
+    """The committed modules are what the compiler makes of the .proto file today."""
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
+    out = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    assert protoc.main(["", f"-I{PACKAGE}/proto={ROOT / 'proto'}", *out, f"{PACKAGE}/proto/control.proto"]) == 0
+    for made in sorted((tmp_path / PACKAGE / "proto").iterdir()):
+        assert made.read_text() == (ROOT / "proto" / made.name).read_text(), f"run make proto: {made.name} is stale"
