@@ -28,6 +28,8 @@ OURS = [str(BIN / "elastic-launch"), "--framework", "torch"]
 THEIRS = [str(BIN / "torchrun"), "--standalone"]
 # torchrun's better setting: without it most restarts never recover.
 THEIR_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# Both sides may keep their compiled modules, as an ordinary installation does.
+ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 MORE_IMPORTS = "sympy,networkx,numpy.testing,unittest.mock,xml.dom.minidom,email.mime.text"
 PATIENCE_S = 90.0
 
@@ -48,7 +50,7 @@ class Run:
         self.started = time.time()
         self.process = subprocess.Popen(
             [*self.launcher, *self.flags, str(SCRIPTS / self.script)],
-            env={**os.environ, "BENCH_FOLDER": str(self.folder), **extra, **self.env},
+            env={**ENVIRON, "BENCH_FOLDER": str(self.folder), **extra, **self.env},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
@@ -104,7 +106,7 @@ def whole_command(launcher: list[str]) -> float:
         return time.time() - run.started
 
 
-def kill(run: Run, pid: int) -> float:
+def kill(pid: int) -> float:
     at = time.time()
     os.kill(pid, signal.SIGKILL)
     return at
@@ -117,11 +119,11 @@ def recovery(launcher: list[str], *, again: bool = False, **options: object) -> 
         if launcher is OURS and "--no-standby" not in run.flags:
             run.standbys_ready()
         time.sleep(1.0)
-        killed = kill(run, pids[1])
+        killed = kill(pids[1])
         done, pids = run.first_all_reduce(1)
         if again:
             time.sleep(0.5)
-            killed = kill(run, pids[1])
+            killed = kill(pids[1])
             done, _ = run.first_all_reduce(2)
         return done - killed
 

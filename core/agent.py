@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from elastic_adapter.core.client import Link
 from elastic_adapter.core.config import JobConfig, NodeConfig
-from elastic_adapter.core.errors import LinkBroken, SpawnFailed, assert_never
+from elastic_adapter.core.errors import GuardLost, LinkBroken, SpawnFailed, assert_never
 from elastic_adapter.core.events import MemberLeaving, NodeDrained, PortsOffered, StopRequested, WorkerExited
 from elastic_adapter.core.model import (
     Assignment,
@@ -226,6 +226,9 @@ class Agent:
                 worker = await self._start_one(seat)
             except SpawnFailed as error:
                 await self._report_not_started(seat, error)
+                return
+            except GuardLost:
+                # The queue has the news already.
                 return
             self._workers.append(worker)
             worker.process.exited.add_done_callback(partial(self._ended, worker))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 
-from elastic_adapter.core.errors import SpawnFailed
+from elastic_adapter.core.errors import GuardLost, SpawnFailed
 from elastic_adapter.core.model import Assignment
 from elastic_adapter.core.readiness import AT_REST_CPUS, connections_to, cpu_ticks, idle_cpus, past_the_start
 from elastic_adapter.core.waiting import first_of
@@ -79,7 +79,7 @@ class StandbyPool:
                 if standby is None:
                     try:
                         standby = await self._starter.standby(local_rank, self._preload)
-                    except SpawnFailed:
+                    except (SpawnFailed, GuardLost):
                         return
                     self._standbys[local_rank] = standby
                 if await _ready_or_ended(standby):

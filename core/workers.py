@@ -18,6 +18,8 @@ from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Exit, Guard, P
 
 _CHANNEL_VARIABLE = "ELASTIC_CHANNEL_FD"
 _TAIL_LINES = 20
+# In characters; the end of a traceback says the most.
+_LONGEST_DETAIL = 32768
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +114,7 @@ class Starter:
             worker.process.channel.drain()
             await self.output.drained(worker.stderr)
             source, detail = self._words(worker)
+            detail = detail[-_LONGEST_DETAIL:]
         return WorkerExit(
             node=self.node.node,
             generation=worker.seat.assignment.generation,
@@ -127,7 +130,7 @@ class Starter:
 
     def _words(self, worker: Worker) -> tuple[str, str]:
         with contextlib.suppress(OSError):
-            detail = self.adapter.read_error_file(Path(worker.seat.error_file).read_text())
+            detail = self.adapter.read_error_file(Path(worker.seat.error_file).read_text(errors="replace"))
             if detail is not None:
                 return "error file", detail.traceback or detail.message
         if worker.error is not None:
@@ -163,8 +166,8 @@ class Starter:
         worker = Worker(
             seat,
             process,
-            self._stream(seat, process.stdout, STDOUT, STDOUT_FD, "stdout.log", self.node.output.stdout_filters),
-            self._stream(seat, process.stderr, STDERR, STDERR_FD, "stderr.log", self.node.output.stderr_filters),
+            self._stream(seat, process.stdout, STDOUT),
+            self._stream(seat, process.stderr, STDERR),
             warm,
         )
         process.channel.listen(worker.hear)
@@ -172,9 +175,13 @@ class Starter:
         self.output.attach(worker.stderr)
         return worker
 
-    def _stream(self, seat: Seat, fd: int, bit: int, console: int, file_name: str, filters: tuple[str, ...]) -> Stream:
+    def _stream(self, seat: Seat, fd: int, bit: int) -> Stream:
         """One of the worker's streams. Files are appended to: a change of members keeps the attempt's number."""
         output = self.node.output
+        if bit == STDOUT:
+            console, file_name, filters = STDOUT_FD, "stdout.log", output.stdout_filters
+        else:
+            console, file_name, filters = STDERR_FD, "stderr.log", output.stderr_filters
         folder = self._worker_folder(seat.assignment.restart_count, seat.local_rank)
         to_file = bool(output.to_file[seat.local_rank] & bit)
         return Stream(

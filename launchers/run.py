@@ -18,10 +18,13 @@ from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.workers import Starter
 from elastic_adapter.launchers.plan import LaunchPlan
 
+# The path of a Unix socket may have 107 characters.
+_LONGEST_PARENT = 70
+
 
 def launch(plan: LaunchPlan) -> int:
     """Carry out the plan on this node; the exit code of the command."""
-    scratch = tempfile.mkdtemp(prefix="elastic-launch-")
+    scratch = _scratch_folder()
     guard = Guard.start(scratch)
     output = Output()
     _log_to(output, plan)
@@ -29,6 +32,12 @@ def launch(plan: LaunchPlan) -> int:
         return asyncio.run(_run(plan, guard, output, Path(scratch))).exit_code
     finally:
         output.close()
+
+
+def _scratch_folder() -> str:
+    """A private folder for this run, removed at its end, whose path is short enough for a Unix socket in it."""
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="elastic-launch-", dir=parent if len(parent) <= _LONGEST_PARENT else "/tmp")  # noqa: S108
 
 
 def _log_to(output: Output, plan: LaunchPlan) -> None:

@@ -163,3 +163,25 @@ print("alive" if os.path.exists(f"/proc/{pid}") else "gone")
     job = launch("--framework", "plain", "--max-restarts", 1, path)
     assert job.finish() == 0
     job.seen(r"\] gone$")
+
+
+def test_error_file_that_is_no_text(launch, script):
+    """An error file full of anything does not confuse the launcher."""
+    text = """
+import os, sys
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "wb") as file:
+    file.write(b"\\xff\\xfe" * 5_000_000)
+sys.exit(6)
+"""
+    job = launch("--framework", "torch", script(text))
+    assert job.finish() == 6
+    assert "first failure" in job.text
+    assert "Traceback" not in job.text
+
+
+def test_long_temporary_folder(launch, script, tmp_path):
+    """A TMPDIR too long for a Unix socket does not matter."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    job = launch("--framework", "plain", script("print('up')"), env={"TMPDIR": str(long)})
+    assert job.finish() == 0

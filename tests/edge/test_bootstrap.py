@@ -77,27 +77,27 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def compare(guarded, tmp_path, place, monkeypatch):
+def compare(guarded, bare_python, tmp_path, place, monkeypatch):
     """Runs a program in a fresh interpreter, cold and woken, and gives the three ends, side by side."""
 
-    def run(program, *args, preload=("json", "decimal"), **variables):
+    def run(program, *args, preload=("json", "decimal"), interpreter=bare_python, **variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        return asyncio.run(main(program, args, preload))
+        return asyncio.run(main(program, args, preload, interpreter))
 
-    async def main(program, args, preload):
-        async with guarded(stdin=tmp_path / "input") as ward:
+    async def main(program, args, preload, interpreter):
+        async with guarded(tmp_path / "input", interpreter) as ward:
             standby = await ward.standby(program.wire, *preload, set={"CHANGED": "before"})
             cold = await ward.cold(program.wire, *args, set={"CHANGED": "after", "RANK": "1"})
-            fresh = asyncio.to_thread(run_fresh, program, args)
+            fresh = asyncio.to_thread(run_fresh, interpreter, program, args)
             assert (await standby.message("ready"))["errors"] == {}
             ward.wake(standby, *args, CHANGED="after", RANK="1")
             return await asyncio.gather(fresh, cold.ended(), standby.ended())
 
-    def run_fresh(program, args):
+    def run_fresh(interpreter, program, args):
         with (tmp_path / "input").open() as stdin:
             return subprocess.run(
-                ["env", "CHANGED=after", "RANK=1", sys.executable, "-u", *program.typed, *args],
+                ["env", "CHANGED=after", "RANK=1", interpreter, "-u", *program.typed, *args],
                 stdin=stdin,
                 check=False,
                 capture_output=True,
@@ -267,7 +267,9 @@ def test_preloaded_torch_is_like_imported_torch(compare, place):
     """A standby that imported torch is as a fresh interpreter that did."""
     pytest.importorskip("torch")
     (place / "program.py").write_text("import torch\n" + DUMP)
-    fresh, cold, woken = compare(script("program.py"), *ARGS, preload=("torch",), OMP_NUM_THREADS="1")
+    fresh, cold, woken = compare(
+        script("program.py"), *ARGS, preload=("torch",), interpreter=sys.executable, OMP_NUM_THREADS="1"
+    )
     assert differences(cold, fresh) == {}
     assert differences(woken, fresh) == {}
 
