@@ -247,7 +247,7 @@ class Agent:
             self._pool.follow(assignment)
 
     async def _start_one(self, seat: Seat) -> Worker:
-        standby = self._pool.take(seat.local_rank) if self._pool is not None else None
+        standby = await self._pool.take(seat.local_rank) if self._pool is not None else None
         if standby is not None:
             return self._starter.wake(standby, seat)
         return await self._starter.cold(seat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 
@@ -21,16 +22,23 @@ _MOST_DEATHS = 2
 
 
 class StandbyPool:
-    """Keeps one standby per slot. ``take`` never waits: what is not there is started cold."""
+    """Keeps one standby per slot; without anything to preload it has none, but for the bare ones of the start."""
 
     def __init__(self, starter: Starter, preload: tuple[str, ...], slots: int) -> None:
         self._starter = starter
         self._preload = preload
         self._slots = slots
+        self._preparing: list[asyncio.Task[None]] = []
         self._standbys: dict[int, Standby] = {}
         self._deaths = dict.fromkeys(range(slots), 0)
         self._filling: asyncio.Task[None] | None = None
         self._warned: set[str] = set()
+
+    async def prepare(self) -> None:
+        """Start a bare interpreter for each slot: it boots while the agent still gets ready for the first world."""
+        self._preparing = [asyncio.create_task(self._prepare(local_rank)) for local_rank in range(self._slots)]
+        # Each asks the guard before it waits for the answer.
+        await asyncio.sleep(0)
 
     def follow(self, assignment: Assignment) -> None:
         """Fill the pool once the workers of this generation are past their start."""
@@ -40,8 +48,10 @@ class StandbyPool:
         """Fill the pool at once: nothing else runs here that it could disturb."""
         self._refill(None)
 
-    def take(self, local_rank: int) -> Standby | None:
+    async def take(self, local_rank: int) -> Standby | None:
         """A standby for this slot, imported or still importing; None: start cold."""
+        await asyncio.gather(*self._preparing)
+        self._preparing = []
         standby = self._standbys.pop(local_rank, None)
         if standby is not None and not standby.process.alive:
             discard(standby)
@@ -56,12 +66,21 @@ class StandbyPool:
 
     def close(self) -> None:
         self.stop_filling()
+        for task in self._preparing:
+            task.cancel()
         for standby in self._standbys.values():
             discard(standby)
         self._standbys.clear()
 
+    async def _prepare(self, local_rank: int) -> None:
+        # One that can't be started will be started cold, and its error told then.
+        with contextlib.suppress(SpawnFailed, GuardLost):
+            self._standbys[local_rank] = await self._starter.standby(local_rank)
+
     def _refill(self, assignment: Assignment | None) -> None:
         self.stop_filling()
+        if not self._preload:
+            return
         self._filling = asyncio.create_task(self._fill(assignment))
 
     async def _fill(self, assignment: Assignment | None) -> None:
@@ -69,7 +88,8 @@ class StandbyPool:
             await _past_the_start(assignment)
         at_once = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 8))
         await asyncio.gather(*(self._keep(local_rank, at_once) for local_rank in range(self._slots)))
-        log.info("standbys are ready for all %d worker(s): a restart will not import anything again", self._slots)
+        if len(self._standbys) == self._slots:
+            log.info("standbys are ready for all %d worker(s): a restart will not import anything again", self._slots)
 
     async def _keep(self, local_rank: int, at_once: asyncio.Semaphore) -> None:
         """Make a standby for this slot, unless it has one or its standbys do not live."""

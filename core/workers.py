@@ -47,6 +47,8 @@ class Standby:
 
     local_rank: int
     process: Process
+    # Whether it imports anything while it waits; a bare one only has its interpreter up.
+    warm: bool
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -83,22 +85,23 @@ class Starter:
             process.channel.send({**self._program(self.program), "start": {"args": args}})
         return self._seated(seat, process, warm=False)
 
-    async def standby(self, local_rank: int, preload: tuple[str, ...]) -> Standby:
-        """Start a process that waits for a seat, at low priority. Raises SpawnFailed."""
+    async def standby(self, local_rank: int, preload: tuple[str, ...] = ()) -> Standby:
+        """Start a process that waits for a seat, at low priority if it imports something. Raises SpawnFailed."""
         assert isinstance(self.program, PythonProgram)
         argv = self._bootstrap("(standby)", self.program.target)
-        spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=True)
-        standby = Standby(local_rank, await self.guard.spawn(spawn))
+        spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=bool(preload))
+        standby = Standby(local_rank, await self.guard.spawn(spawn), warm=bool(preload))
         standby.process.channel.listen(standby.hear)
         standby.process.channel.send({**self._program(self.program), "preload": preload})
         return standby
 
     def wake(self, standby: Standby, seat: Seat) -> Worker:
         """Turn a standby into the worker of this seat."""
-        self.guard.renice(standby.process)
+        if standby.warm:
+            self.guard.renice(standby.process)
         start = {"args": self._args(seat), "set": self.adapter.worker_env(seat), "unset": []}
         standby.process.channel.send({"start": start})
-        return self._seated(seat, standby.process, warm=True)
+        return self._seated(seat, standby.process, warm=standby.warm)
 
     def error_file(self, restart_count: int, local_rank: int) -> Path:
         """Where a worker may leave its own account of a failure; the folder is made, an older file removed."""

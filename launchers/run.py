@@ -52,19 +52,22 @@ def _log_to(output: Output, plan: LaunchPlan) -> None:
 
 
 async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) -> Outcome:
+    guard.listen()
+    folder = _log_folder(plan) or scratch
+    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder)
+    pool = _pool(plan, starter)
+    if pool is not None:
+        await pool.prepare()
+
     # gRPC's own log lines tell a user nothing. The guard has its environment already: workers do not see this.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # gRPC's import is the slow part of a start: the guard comes up beside it.
+    # gRPC's import is the slow part of a start: the guard and the first interpreters come up beside it.
     from elastic_adapter.core.agent import Agent
     from elastic_adapter.core.client import Link
     from elastic_adapter.core.coordinator import Coordinator
     from elastic_adapter.core.memory import MemoryRegistry
     from elastic_adapter.core.server import Server
 
-    guard.listen()
-    folder = _log_folder(plan) or scratch
-    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder)
-    pool = _pool(plan, starter)
     coordinator = Coordinator(plan.job, registry := MemoryRegistry())
     server = Server(coordinator, f"unix:{scratch}/core.sock")
     await server.start()
@@ -92,10 +95,10 @@ async def _first(agent: Coroutine[None, None, Outcome], leading: asyncio.Task[No
 
 
 def _pool(plan: LaunchPlan, starter: Starter) -> StandbyPool | None:
-    """Standbys make sense for Python programs that have something to import beforehand."""
-    preload = (*plan.adapter.preload, *plan.node.preload)
-    if not plan.node.standby or not isinstance(plan.program, PythonProgram) or not preload:
+    """Only a Python program can wait for its world."""
+    if not isinstance(plan.program, PythonProgram):
         return None
+    preload = (*plan.adapter.preload, *plan.node.preload) if plan.node.standby else ()
     return StandbyPool(starter, preload, plan.node.slots)
 
 
