@@ -17,6 +17,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
     from types import CodeType, TracebackType
 
 # Kept, because the interpreter takes __file__ away when a script has ended.
@@ -45,6 +47,8 @@ def main() -> None:
     mode, target = program["mode"], program["target"]
     package = mode == "script" and _is_package(_absolute(target))
     _set_path(mode, target, package=package)
+    if program.get("framework"):
+        sys.meta_path.insert(0, _QuickImport(program["framework"]))
     start = message.get("start")
     if start is None:
         frames.write(channel, {"ready": True, "errors": _preload(message["preload"])})
@@ -54,6 +58,48 @@ def main() -> None:
         start = answer["start"]
         _set_environment(start)
     _run(channel, "package" if package else mode, target, start["args"])
+
+
+class _QuickImport:
+    """Finds the framework when it is first imported, and lets that import run without the garbage collector.
+
+    A framework's import makes a great many objects that stay; looking through them again and again for garbage is
+    about a tenth of its time. Afterwards nothing of this is left: neither this finder nor a trace on the loader.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name != self._name:
+            return None
+        from importlib.util import find_spec
+
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        loader = spec.loader if spec is not None else None
+        execute = getattr(loader, "exec_module", None)
+        if execute is None or not hasattr(loader, "__dict__"):
+            return spec
+
+        def exec_module(module: object) -> None:
+            del vars(loader)["exec_module"]
+            _without_collector(lambda: execute(module))
+
+        vars(loader)["exec_module"] = exec_module
+        return spec
+
+
+def _without_collector(work: Callable[[], object]) -> None:
+    import gc
+
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        work()
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _is_package(path: str) -> bool:
@@ -91,11 +137,15 @@ def _preload(modules: list[str]) -> dict[str, str]:
     import importlib
 
     errors = {}
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            errors[module] = f"{type(error).__name__}: {error}"
+
+    def load() -> None:
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except (Exception, SystemExit) as error:
+                errors[module] = f"{type(error).__name__}: {error}"
+
+    _without_collector(load)
     return errors
 
 

@@ -91,7 +91,7 @@ class Adapter(Protocol):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a standby imports while it waits."""
+        """The modules that a standby imports while it waits; the framework's own comes first."""
         ...
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -157,7 +157,8 @@ class Starter:
         return (self.program.python, "-u", BOOTSTRAP, str(CHANNEL_FD), *words)
 
     def _program(self, program: PythonProgram) -> dict[str, object]:
-        return {"program": {"mode": program.mode, "target": program.target}}
+        framework = self.adapter.preload[0] if self.adapter.preload else None
+        return {"program": {"mode": program.mode, "target": program.target, "framework": framework}}
 
     def _spawn(
         self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str], *, background: bool = False

@@ -272,3 +272,19 @@ def test_dry_run_tells_the_truth(launch, script, tmp_path):
     env = dumps(tmp_path, 2)[1]["env"]
     for name in ("RANK", "WORLD_SIZE", "ELASTIC_RANK", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"):
         assert re.search(rf"\b{name}={re.escape(env[name])}\b", shown), name
+
+
+def test_quick_import_leaves_no_trace(launch, script):
+    """After torch is imported, the collector runs again, and neither the path of finders nor torch's loader tell of us."""
+    text = """
+import gc, sys
+import torch
+print("collector", gc.isenabled(), gc.get_threshold()[0])
+print("finders", [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path])
+print("loader", sorted(vars(torch.__spec__.loader)), torch.__loader__ is torch.__spec__.loader)
+"""
+    path = script(text)
+    fresh = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True).stdout
+    job = launch(*TORCH, "--no-standby", "--log-prefix", "", path)
+    assert job.finish() == 0
+    assert "\n".join(job.out) + "\n" == fresh
