@@ -51,7 +51,8 @@ def main() -> None:
         sys.meta_path.insert(0, _QuickImport(program["framework"]))
     start = message.get("start")
     if start is None:
-        frames.write(channel, {"ready": True, "errors": _preload(message["preload"])})
+        errors = _preload(message["preload"], channel)
+        frames.write(channel, {"ready": True, "errors": errors})
         answer = frames.read(channel)
         if answer is None:
             return
@@ -132,14 +133,19 @@ def _set_path(mode: str, target: str, *, package: bool) -> None:
         sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
 
 
-def _preload(modules: list[str]) -> dict[str, str]:
-    """Import what the script will import; what fails is left for the script to fail at."""
+def _preload(modules: list[str], channel: int) -> dict[str, str]:
+    """Import what the script will import, until it is time to start; what fails is left for the script to fail at."""
     import importlib
+    import select
 
     errors = {}
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
 
     def load() -> None:
         for module in modules:
+            if poll.poll(0):
+                return
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:

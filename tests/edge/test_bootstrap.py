@@ -554,16 +554,27 @@ def test_preload_finds_what_sits_beside_the_program(guarded, place, make):
 
 
 def test_standby_woken_before_it_is_ready(guarded, place):
-    """A standby that gets its world while it still imports goes on as soon as it has imported."""
-    (place / "program.py").write_text("import sys, os; print('decimal' in sys.modules, os.environ['RANK'], sys.argv)")
+    """A standby that gets its world in the middle of its imports finishes the one at hand and leaves the rest."""
+    (place / "slow.py").write_text(
+        "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('woken'): time.sleep(0.01)\n"
+    )
+    (place / "program.py").write_text(
+        "import sys, os; print('slow' in sys.modules, 'decimal' in sys.modules, os.environ['RANK'], sys.argv)"
+    )
 
     async def main():
         async with guarded() as ward:
-            child = await ward.standby(script("program.py").wire, "decimal")
-            ward.wake(child, "--x", RANK="3")
+            child = await ward.standby(script("program.py").wire, "slow", "decimal")
+            while not (place / "importing").exists():
+                await asyncio.sleep(0.01)
+            ward.wake(child, "--lr", RANK="3")
+            (place / "woken").touch()
             return await child.ended()
 
-    assert asyncio.run(main()).stdout == "True 3 ['program.py', '--x']\n"
+    ended = asyncio.run(main())
+    assert (ended.how, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("True False 3 [")
+    assert "'--lr']" in ended.stdout
 
 
 def test_wake_can_remove_variables(guarded, place):
