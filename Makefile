@@ -28,7 +28,9 @@ bench: $(VENV)/.installed
 proto: $(VENV)/.installed
 	@mkdir -p build/proto
 	$(BIN)/python -m grpc_tools.protoc -Ielastic_adapter/proto=proto --python_out=build/proto --pyi_out=build/proto \
-		--grpc_python_out=build/proto elastic_adapter/proto/control.proto
+		elastic_adapter/proto/control.proto elastic_adapter/proto/etcd.proto
+	$(BIN)/python -m grpc_tools.protoc -Ielastic_adapter/proto=proto --grpc_python_out=build/proto \
+		elastic_adapter/proto/control.proto
 	cp build/proto/elastic_adapter/proto/* proto/
 
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -18,15 +18,15 @@ ALMOST_PURE = {"summary": {"time"}, "ports": set()}
 # Each owns one outside thing; decides nothing.
 EDGE = {
     *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
-    *("waiting", "frames", "descent"),
+    *("waiting", "frames", "descent", "etcd"),
 }
 SHELL = {"coordinator", "agent"}
 # Run by path, with the standard library only.
 BY_PATH = {"guard": {"descent", "frames"}, "bootstrap": {"frames"}, "frames": set(), "descent": set()}
 FOR_TESTS = {"testing"}
 
-GRPC_MAY_BE_IMPORTED_BY = {"core.server", "core.client"}
-PROTOBUF_MAY_BE_SEEN_BY = {"core.server", "core.client", "core.wire"}
+GRPC_MAY_BE_IMPORTED_BY = {"core.server", "core.client", "core.etcd"}
+PROTOBUF_MAY_BE_SEEN_BY = {*GRPC_MAY_BE_IMPORTED_BY, "core.wire"}
 
 
 def modules() -> dict[str, Path]:
@@ -106,7 +106,7 @@ def test_what_runs_by_path_needs_no_package(name):
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_grpc_and_protobuf_stay_at_the_edge(name):
-    """grpc is imported by the server and the client; protobuf classes are seen by those and the wire."""
+    """grpc is imported by the server, the client and the etcd edge; protobuf classes are seen by those and the wire."""
     for imported in imports(modules()[name]):
         root = imported.split(".")[0]
         assert root != "grpc" or name in GRPC_MAY_BE_IMPORTED_BY, imported
@@ -146,7 +146,8 @@ def test_packages_are_the_folders():
 def test_generated_modules_are_current(tmp_path):
     """The committed modules are what the compiler makes of the .proto file today."""
     protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
-    out = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
-    assert protoc.main(["", f"-I{PACKAGE}/proto={ROOT / 'proto'}", *out, f"{PACKAGE}/proto/control.proto"]) == 0
+    for kind, names in {"python": ("control", "etcd"), "pyi": ("control", "etcd"), "grpc_python": ("control",)}.items():
+        files = [f"{PACKAGE}/proto/{name}.proto" for name in names]
+        assert protoc.main(["", f"-I{PACKAGE}/proto={ROOT / 'proto'}", f"--{kind}_out={tmp_path}", *files]) == 0
     for made in sorted((tmp_path / PACKAGE / "proto").iterdir()):
         assert made.read_text() == (ROOT / "proto" / made.name).read_text(), f"run make proto: {made.name} is stale"
