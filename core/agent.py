@@ -85,7 +85,8 @@ class Agent:
         self._ports: list[int] = []
         self._assignment: Assignment | None = None
         self._workers: list[Worker] = []
-        self._signals = 0
+        # The first signal that asked for the end.
+        self._signal: int | None = None
         # Set by a second signal: whoever waits for workers to end in good order stops waiting.
         self._hurry = asyncio.Event()
         # When the failure that the next generation will answer was seen (monotonic).
@@ -147,12 +148,14 @@ class Agent:
 
     def _signalled(self, number: int) -> None:
         """Tell the coordinator at once, whatever this agent is waiting for; a second signal ends the waiting."""
-        self._signals += 1
         name = signal_name(number)
-        if self._signals > 1:
-            log.warning("%s again: workers are killed without further grace", name)
-            self._hurry.set()
+        if self._signal is not None:
+            # A session that ends may send SIGHUP and SIGTERM: only an insisting user cuts the grace short.
+            if number == self._signal or number in _ENDS_THE_JOB:
+                log.warning("%s again: workers are killed without further grace", name)
+                self._hurry.set()
             return
+        self._signal = number
         log.info("%s received: stopping", name)
         node = self._node.node
         report = StopRequested(node, number) if number in _ENDS_THE_JOB else MemberLeaving(node, number)

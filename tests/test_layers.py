@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,12 @@ def test_generated_modules_are_current(tmp_path):
         assert protoc.main(["", f"-I{PACKAGE}/proto={ROOT / 'proto'}", f"--{kind}_out={tmp_path}", *files]) == 0
     for made in sorted((tmp_path / PACKAGE / "proto").iterdir()):
         assert made.read_text() == (ROOT / "proto" / made.name).read_text(), f"run make proto: {made.name} is stale"
+
+
+def test_lower_bounds_are_the_ones_tried():
+    """``make lowest`` runs the tests with exactly the lowest versions that pyproject.toml allows."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    makefile = (ROOT / "Makefile").read_text()
+    for dependency in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        name, lowest = dependency.split(">=")
+        assert re.search(rf"\b{name}=={re.escape(lowest)}(\.0)?\s", makefile), dependency

@@ -185,3 +185,22 @@ def test_long_temporary_folder(launch, script, tmp_path):
     long.mkdir()
     job = launch("--framework", "plain", script("print('up')"), env={"TMPDIR": str(long)})
     assert job.finish() == 0
+
+
+def test_chosen_master_port_serves_every_generation(launch, script):
+    """With --master-port the next generation gets the same port, once the one before has let go of it."""
+    text = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print(f"generation {os.environ['ELASTIC_GENERATION']} at {os.environ['MASTER_PORT']}", flush=True)
+dist.barrier()
+if os.environ["ELASTIC_GENERATION"] == "1":
+    os._exit(3)
+dist.destroy_process_group()
+"""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    job = launch(*TORCH, "--max-restarts", 1, "--no-standby", "--master-port", port, script(text))
+    assert job.finish() == 0
+    job.seen(f"generation 2 at {port}", times=2)

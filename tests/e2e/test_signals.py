@@ -131,3 +131,15 @@ def test_console_that_is_closed_does_not_stop_the_job(launch, script, tmp_path):
     ).returncode
     assert (tmp_path / "done").exists()
     assert code == 0
+
+
+def test_another_signal_is_no_second_one(launch, script):
+    """SIGHUP right after SIGTERM, as at the end of a session, does not cut the grace short."""
+    path = script(ENDS.replace("sys.exit(0)", "time.sleep(1); print('saved', flush=True); sys.exit(0)"))
+    job = launch(*PLAIN, path)
+    up(job)
+    job.signal(signal.SIGTERM)
+    job.seen("got SIGTERM", times=2)
+    job.signal(signal.SIGHUP)
+    assert job.finish() == 143
+    job.seen("saved", times=2)
