@@ -30,7 +30,6 @@ import frames
 
 # Left alone by the guard itself: it ends when its socket does, not when a whole group is signalled.
 IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
-BACKGROUND_NICE = 19
 CAP_SYS_NICE = 23
 _STDERR = 2
 
@@ -138,12 +137,15 @@ class Guard:
     def _become(self, message: dict[str, object], fds: dict[int, int], error_fd: int, guard: int) -> None:
         """In the child: turn into the program that was asked for."""
         try:
-            os.setsid()
+            # A group of its own, so that a signal reaches all of a worker; not a session of its own: the kernel shares
+            # out CPU time between sessions first (autogroup), and a standby's low priority would not count.
+            os.setpgid(0, 0)
             descent.prctl(descent.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard:
                 os._exit(1)
             if message.get("background") and self._may_raise_priority():
-                os.setpriority(os.PRIO_PROCESS, 0, max(BACKGROUND_NICE, self._nice))
+                # Only what CPU time nobody else wants, and given back at once: a nice value would not do that.
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             if message.get("cpus"):
                 os.sched_setaffinity(0, message["cpus"])  # type: ignore[arg-type]
             error_fd = _place(fds, error_fd)
@@ -178,7 +180,7 @@ class Guard:
             return
         try:
             for task in os.listdir(f"/proc/{pid}/task"):
-                os.setpriority(os.PRIO_PROCESS, int(task), self._nice)
+                os.sched_setscheduler(int(task), os.SCHED_OTHER, os.sched_param(0))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             pass
 

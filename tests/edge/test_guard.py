@@ -416,14 +416,13 @@ def test_background_process_gets_its_priority_back(guarded):
             child = await ward.python(code, background=True)
             await child.line()
             tasks = [int(task) for task in os.listdir(f"/proc/{child.process.pid}/task")]
-            before = [os.getpriority(os.PRIO_PROCESS, task) for task in tasks]
+            before = [os.sched_getscheduler(task) for task in tasks]
             ward.guard.renice(child.process)
             # The guard takes requests in order: when the next process is there, the one before was done.
             await ward.run("true")
-            return before, [os.getpriority(os.PRIO_PROCESS, task) for task in tasks]
+            return before, [os.sched_getscheduler(task) for task in tasks]
 
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert asyncio.run(main()) == ([19, 19], [own, own])
+    assert asyncio.run(main()) == ([os.SCHED_IDLE] * 2, [os.SCHED_OTHER] * 2)
 
 
 def test_cpus_of_a_process(guarded):
