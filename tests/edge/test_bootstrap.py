@@ -46,7 +46,7 @@ json.dump({
     "blocked": status["SigBlk"], "ignored": status["SigIgn"], "caught": hex(int(status["SigCgt"], 16) & ~fatal),
     "handlers": [repr(signal.getsignal(number)) .split(" at ")[0] for number in sorted(signal.valid_signals())],
     "environ": dict(os.environ), "cwd": os.getcwd(), "umask": umask, "nice": os.nice(0),
-    "session": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
+    "leads its group": os.getpgid(0) == os.getpid(),
     "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), gc.isenabled(), gc.get_threshold()],
     "threads": [thread.name for thread in threading.enumerate()],
 }, sys.stdout)
