@@ -8,6 +8,7 @@ import errno
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -93,11 +94,13 @@ class Agent:
         self._failed_at: float | None = None
         self._reports: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> Outcome:
-        """Take part in the job until it is over for this node."""
+    async def run(self, signals: Sequence[int] = ()) -> Outcome:
+        """Take part in the job until it is over for this node. ``signals`` came before the agent was there."""
         self._handle_signals()
         self._reserve_ports()
         await self._link.attach(self._member(), running=None, exits=())
+        for number in signals:
+            self._signalled(number)
         listeners = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_guard())]
         try:
             while True:

@@ -83,8 +83,8 @@ class Output:
         self._ask(drain)
         await done
 
-    def close(self, within_s: float = 5.0) -> None:
-        """Write what is left and end the thread; a console that does not take it is given up after a while."""
+    def close(self, within_s: float | None = 5.0) -> None:
+        """Write what is left and end the thread. A console that does not take it is given up then; None: never."""
         self._ask(self._stop)
         self._thread.join(within_s)
 
@@ -142,28 +142,31 @@ class Output:
         if stream.console is None and stream.filtered is None:
             return
         text = stream.pending + data
+        lines = []
         begin = 0
         # In what is pending no line ends, unless with a \r that waited for this.
         for end in _LINE_END.finditer(text, max(0, len(stream.pending) - 1)):
-            self._line(stream, text[begin : end.end()])
+            lines.append(text[begin : end.end()])
             begin = end.end()
         stream.pending = text[begin:]
         if len(stream.pending) > _LONGEST_LINE:
-            self._line(stream, stream.pending + b"\n")
+            lines.append(stream.pending + b"\n")
             stream.pending = b""
+        self._lines(stream, lines)
 
-    def _line(self, stream: Stream, line: bytes) -> None:
-        if stream.console is not None:
-            self._show(stream.console, stream.prefix + line)
-        if stream.filtered is not None and any(text in line for text in stream.filters):
-            stream.filtered = _append(stream.filtered, stream.prefix + line)
+    def _lines(self, stream: Stream, lines: list[bytes]) -> None:
+        if stream.console is not None and lines:
+            self._show(stream.console, b"".join(stream.prefix + line for line in lines))
+        if stream.filtered is not None:
+            wanted = [stream.prefix + line for line in lines if any(text in line for text in stream.filters)]
+            stream.filtered = _append(stream.filtered, b"".join(wanted))
 
     def _end(self, stream: Stream) -> None:
         if stream.ended:
             return
         stream.ended = True
         if stream.pending:
-            self._line(stream, stream.pending + b"\n")
+            self._lines(stream, [stream.pending + b"\n"])
             stream.pending = b""
         with contextlib.suppress(KeyError):
             self._selector.unregister(stream.fd)

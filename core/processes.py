@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -21,8 +22,8 @@ from elastic_adapter.core import descent, frames
 from elastic_adapter.core.errors import GuardLost, SpawnFailed
 
 # Where a worker finds its channel: far above what programs open themselves, so that the first file that a
-# script opens has the number it would have without us.
-CHANNEL_FD = 100
+# script opens has the number it would have without us. A low limit of open files moves it down.
+CHANNEL_FD = min(100, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 10)
 _FOLDER = Path(__file__).parent
 T = TypeVar("T")
 BOOTSTRAP = str(_FOLDER / "bootstrap.py")

@@ -7,6 +7,7 @@ torch and paddle do. The kernel gives the port to nobody else as long as it is h
 from __future__ import annotations
 
 import socket
+from errno import EADDRNOTAVAIL
 
 
 class Reservations:
@@ -22,7 +23,13 @@ class Reservations:
         family, kind, protocol, _, address = infos[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        try:
+            sock.bind(address)
+        except OSError as error:
+            if error.errno != EADDRNOTAVAIL:
+                raise
+            # An address that leads here by other means (a forwarded or virtual one): hold the port on all of ours.
+            sock.bind(("", 0))
         port = int(sock.getsockname()[1])
         self._held[port] = sock
         return port

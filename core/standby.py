@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+from functools import partial
 
 from elastic_adapter.core.errors import GuardLost, SpawnFailed
 from elastic_adapter.core.model import Assignment
+from elastic_adapter.core.processes import Exit
 from elastic_adapter.core.readiness import AT_REST_CPUS, connections_to, cpu_ticks, idle_cpus, past_the_start
 from elastic_adapter.core.waiting import first_of
 from elastic_adapter.core.workers import Standby, Starter, discard
@@ -68,9 +70,9 @@ class StandbyPool:
         self.stop_filling()
         for task in self._preparing:
             task.cancel()
-        for standby in self._standbys.values():
+        standbys, self._standbys = self._standbys, {}
+        for standby in standbys.values():
             discard(standby)
-        self._standbys.clear()
 
     async def _prepare(self, local_rank: int) -> None:
         # One that can't be started will be started cold, and its error told then.
@@ -104,11 +106,25 @@ class StandbyPool:
                     self._standbys[local_rank] = standby
                 if await _ready_or_ended(standby):
                     self._warn(standby)
+                    standby.process.exited.add_done_callback(partial(self._died, standby))
                     return
-                if self._standbys.get(local_rank) is standby:
-                    discard(self._standbys.pop(local_rank))
-                self._deaths[local_rank] += 1
+                self._forget(standby)
             log.warning("standbys of local rank %d end while they import: its restarts will be cold", local_rank)
+
+    def _died(self, standby: Standby, _: asyncio.Future[Exit]) -> None:
+        """A standby that was ready is gone, for its memory perhaps: make another. Workers are none any more."""
+        if self._forget(standby):
+            log.warning("the standby of local rank %d ended: making another", standby.local_rank)
+            if self._filling is None or self._filling.done():
+                self.fill_now()
+
+    def _forget(self, standby: Standby) -> bool:
+        """Let go of a standby that ended; False when it was no longer ours."""
+        if self._standbys.get(standby.local_rank) is not standby:
+            return False
+        discard(self._standbys.pop(standby.local_rank))
+        self._deaths[standby.local_rank] += 1
+        return True
 
     def _warn(self, standby: Standby) -> None:
         for module, error in standby.errors.items():

@@ -18,6 +18,7 @@ from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Exit, Guard, P
 
 _CHANNEL_VARIABLE = "ELASTIC_CHANNEL_FD"
 _TAIL_LINES = 20
+_DRAIN_S = 1.0
 # In characters; the end of a traceback says the most.
 _LONGEST_DETAIL = 32768
 
@@ -88,7 +89,8 @@ class Starter:
     async def standby(self, local_rank: int, preload: tuple[str, ...] = ()) -> Standby:
         """Start a process that waits for a seat, at low priority if it imports something. Raises SpawnFailed."""
         assert isinstance(self.program, PythonProgram)
-        argv = self._bootstrap("(standby)", self.program.target)
+        words = ("(standby)", self.program.target) if preload else (self.program.target, *self.program.args)
+        argv = self._bootstrap(*words)
         spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=bool(preload))
         standby = Standby(local_rank, await self.guard.spawn(spawn), warm=bool(preload))
         standby.process.channel.listen(standby.hear)
@@ -115,7 +117,9 @@ class Starter:
         source, detail = "", ""
         if exit.code != 0:
             worker.process.channel.drain()
-            await self.output.drained(worker.stderr)
+            # A console that does not take its output must not hold up a restart: then the words may be fewer.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.output.drained(worker.stderr), _DRAIN_S)
             source, detail = self._words(worker)
             detail = detail[-_LONGEST_DETAIL:]
         return WorkerExit(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
+import resource
+import signal
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 
-from elastic_adapter.core.model import Outcome
+from elastic_adapter.core.model import Failed, Outcome, Succeeded
 from elastic_adapter.core.output import ConsoleHandler, LineFormatter, Output
 from elastic_adapter.core.ports import PythonProgram
 from elastic_adapter.core.processes import Guard
@@ -20,18 +23,39 @@ from elastic_adapter.launchers.plan import LaunchPlan
 
 # The path of a Unix socket may have 107 characters.
 _LONGEST_PARENT = 70
+_CONSOLE_S = 5.0
 
 
 def launch(plan: LaunchPlan) -> int:
     """Carry out the plan on this node; the exit code of the command."""
     scratch = _scratch_folder()
     guard = Guard.start(scratch)
+    _raise_file_limit()
     output = Output()
     _log_to(output, plan)
+    outcome: Outcome | None = None
     try:
-        return asyncio.run(_run(plan, guard, output, Path(scratch))).exit_code
+        outcome = asyncio.run(_run(plan, guard, output, Path(scratch)))
+        return outcome.exit_code
     finally:
-        output.close()
+        # All is delivered, however slowly it is read; but whoever stopped the job does not want to wait for that.
+        output.close(None if isinstance(outcome, Succeeded | Failed) else _CONSOLE_S)
+
+
+def _raise_file_limit() -> None:
+    """Pipes and logs of many workers need more open files than the usual limit; the workers keep theirs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _catch_signals(plan: LaunchPlan) -> list[int]:
+    """Keep the signals that come before the agent handles them; ignored ones (nohup) stay ignored."""
+    caught: list[int] = []
+    for number in plan.node.signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, caught.append, number)
+    return caught
 
 
 def _scratch_folder() -> str:
@@ -52,6 +76,7 @@ def _log_to(output: Output, plan: LaunchPlan) -> None:
 
 
 async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) -> Outcome:
+    caught = _catch_signals(plan)
     guard.listen()
     folder = _log_folder(plan) or scratch
     starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder)
@@ -76,7 +101,7 @@ async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) ->
     link = Link(leader.address)
     try:
         agent = Agent(plan.job, plan.node, starter=starter, pool=pool, link=link)
-        return await _first(agent.run(), leading)
+        return await _first(agent.run(caught), leading)
     finally:
         leading.cancel()
         await guard.close()
