@@ -339,15 +339,28 @@ def report(results: list[Result], times: int) -> str:
     return "\n".join([*lines, notes.read_text() if notes.exists() else ""])
 
 
+def renew(text: str, results: list[Result]) -> str:
+    """The results with these cases' lines in the place of their older ones."""
+    fresh = {f"| {result.case.name} |": result.row() for result in results}
+    fresh |= {f"- {result.case.name}:": result.samples() for result in results}
+    lines = (
+        next((new for beginning, new in fresh.items() if line.startswith(beginning)), line)
+        for line in text.splitlines()
+    )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="runs of each side")
-    parser.add_argument("--only", default="", help="only cases whose name contains this; nothing is written then")
+    parser.add_argument(
+        "--only", default="", help="only cases whose name contains this; their lines in the results are replaced"
+    )
     args = parser.parse_args()
     chosen = [case for case in CASES if args.only in case.name]
     results = [measure(case, args.times) for case in chosen]
-    if not args.only:
-        (HERE / "results.md").write_text(report(results, args.times))
+    written = HERE / "results.md"
+    written.write_text(renew(written.read_text(), results) if args.only else report(results, args.times))
     return 0
 
 

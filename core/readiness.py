@@ -6,8 +6,8 @@ import contextlib
 import os
 
 _ESTABLISHED = "01"
-# As much idle CPU as an import needs without disturbing anybody.
-AT_REST_CPUS = 0.5
+# As much idle CPU as an import takes: with less, it would be felt by those who work.
+AT_REST_CPUS = 0.9
 # From when on standbys are made although the CPU never rests: they run at the lowest priority.
 _BUSY_ENOUGH_S = 3.0
 # A script that forms no group is past its start when the CPU has rested this long, this long after its start.

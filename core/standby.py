@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from functools import partial
 
 from elastic_adapter.core.errors import GuardLost, SpawnFailed
 from elastic_adapter.core.model import Assignment
-from elastic_adapter.core.processes import Exit
+from elastic_adapter.core.processes import Exit, Guard, Process
 from elastic_adapter.core.readiness import AT_REST_CPUS, connections_to, cpu_ticks, idle_cpus, past_the_start
 from elastic_adapter.core.waiting import first_of
 from elastic_adapter.core.workers import Standby, Starter, discard
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 # Looked at only while a generation starts.
 _LOOK_EVERY_S = 0.25
+# While workers keep the CPU busy, a standby imports for this long and then pauses for this long.
+_RUN_S = 0.05
+_PAUSE_S = 0.2
 # A slot whose standbys end by themselves this often gets none any more.
 _MOST_DEATHS = 2
 
@@ -86,14 +90,13 @@ class StandbyPool:
         self._filling = asyncio.create_task(self._fill(assignment))
 
     async def _fill(self, assignment: Assignment | None) -> None:
-        if assignment is not None:
-            await _past_the_start(assignment)
+        rests = assignment is None or await _past_the_start(assignment)
         at_once = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 8))
-        await asyncio.gather(*(self._keep(local_rank, at_once) for local_rank in range(self._slots)))
+        await asyncio.gather(*(self._keep(local_rank, at_once, gently=not rests) for local_rank in range(self._slots)))
         if len(self._standbys) == self._slots:
             log.info("standbys are ready for all %d worker(s): a restart will not import anything again", self._slots)
 
-    async def _keep(self, local_rank: int, at_once: asyncio.Semaphore) -> None:
+    async def _keep(self, local_rank: int, at_once: asyncio.Semaphore, *, gently: bool) -> None:
         """Make a standby for this slot, unless it has one or its standbys do not live."""
         async with at_once:
             while self._deaths[local_rank] < _MOST_DEATHS:
@@ -104,12 +107,22 @@ class StandbyPool:
                     except (SpawnFailed, GuardLost):
                         return
                     self._standbys[local_rank] = standby
-                if await _ready_or_ended(standby):
+                if await self._imported(standby, gently=gently):
                     self._warn(standby)
                     standby.process.exited.add_done_callback(partial(self._died, standby))
                     return
                 self._forget(standby)
             log.warning("standbys of local rank %d end while they import: its restarts will be cold", local_rank)
+
+    async def _imported(self, standby: Standby, *, gently: bool) -> bool:
+        """Wait until the standby has imported everything; False when it ended instead."""
+        pacing = asyncio.create_task(_pace(self._starter.guard, standby.process)) if gently else None
+        try:
+            await first_of(standby.ready.wait(), standby.process.exited)
+        finally:
+            if pacing is not None:
+                pacing.cancel()
+        return standby.ready.is_set()
 
     def _died(self, standby: Standby, _: asyncio.Future[Exit]) -> None:
         """A standby that was ready is gone, for its memory perhaps: make another. Workers are none any more."""
@@ -133,14 +146,20 @@ class StandbyPool:
                 log.warning("a standby could not import %s: %s", module, error)
 
 
-async def _ready_or_ended(standby: Standby) -> bool:
-    """Wait until the standby has imported everything; False when it ended instead."""
-    await first_of(standby.ready.wait(), standby.process.exited)
-    return standby.ready.is_set()
+async def _pace(guard: Guard, process: Process) -> None:
+    """Let a process run for a part of the time only: a busy training feels even what it takes of caches and cores."""
+    try:
+        while True:
+            await asyncio.sleep(_RUN_S)
+            guard.signal(process, signal.SIGSTOP)
+            await asyncio.sleep(_PAUSE_S)
+            guard.signal(process, signal.SIGCONT)
+    finally:
+        guard.signal(process, signal.SIGCONT)
 
 
-async def _past_the_start(assignment: Assignment) -> None:
-    """Look until the local ranks are past their start."""
+async def _past_the_start(assignment: Assignment) -> bool:
+    """Look until the local ranks are past their start; whether the CPU rests then."""
     loop = asyncio.get_running_loop()
     started = rested = loop.time()
     joined: float | None = None
@@ -153,5 +172,5 @@ async def _past_the_start(assignment: Assignment) -> None:
         if idle_cpus(before, after) < AT_REST_CPUS:
             rested = now
         if past_the_start(now - started, now - rested, None if joined is None else now - joined):
-            return
+            return now > rested
         before = after

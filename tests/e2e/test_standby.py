@@ -95,3 +95,25 @@ def test_standby_that_cannot_import(launch, script):
     job.seen(r"up (\d+)", times=2)
     job.signal(signal.SIGINT)
     assert job.finish() == 130
+
+
+def test_standby_beside_workers_that_never_rest(launch, script):
+    """Where the CPU hardly rests, a standby is made all the same, little by little, and is good when it is needed."""
+    text = """
+import multiprocessing, os, time
+def spin():
+    while True:
+        end = time.monotonic() + 0.034
+        while time.monotonic() < end: pass
+        time.sleep(0.006)
+if __name__ == "__main__":
+    for _ in range(os.cpu_count()): multiprocessing.Process(target=spin, daemon=True).start()
+    print("up", os.getpid(), flush=True)
+    spin() if os.environ["ELASTIC_GENERATION"] == "1" else os._exit(0)
+"""
+    job = launch("--framework", "plain", "--max-restarts", 1, "--preload", "decimal", script(text))
+    job.seen("standbys are ready")
+    os.kill(int(job.seen(r"up (\d+)").group(1)), signal.SIGKILL)
+    assert job.finish() == 0
+    assert "generation 2: 1 worker(s) started, 1 of them from standby" in job.text
+    job.gone()
