@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 # Looked at only while a generation starts.
 _LOOK_EVERY_S = 0.25
 # While workers keep the CPU busy, a standby imports for this long and then pauses for this long.
-_RUN_S = 0.05
-_PAUSE_S = 0.2
+_RUN_S = 0.03
+_PAUSE_S = 0.27
 # A slot whose standbys end by themselves this often gets none any more.
 _MOST_DEATHS = 2
 
