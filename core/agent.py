@@ -35,7 +35,7 @@ from elastic_adapter.core.processes import Exit
 from elastic_adapter.core.reservation import Reservations
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import summarize
-from elastic_adapter.core.waiting import first_of
+from elastic_adapter.core.waiting import first_of, on_signals
 from elastic_adapter.core.workers import Starter, Worker
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Agent:
 
     async def run(self, signals: Sequence[int] = ()) -> Outcome:
         """Take part in the job until it is over for this node. ``signals`` came before the agent was there."""
-        self._handle_signals()
+        on_signals(self._node.signals, self._signalled)
         self._reserve_ports()
         await self._link.attach(self._member(), running=None, exits=())
         for number in signals:
@@ -141,13 +141,6 @@ class Agent:
         return None
 
     # What comes in.
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self._node.signals:
-            # A signal that was ignored when we started (nohup) stays ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._signalled, number)
 
     def _signalled(self, number: int) -> None:
         """Tell the coordinator at once, whatever this agent is waiting for; a second signal ends the waiting."""

@@ -1,9 +1,10 @@
-"""Waiting for the first of several things to happen."""
+"""Waiting for the first of several things to happen, or for a signal."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 
 async def first_of(
@@ -16,3 +17,11 @@ async def first_of(
         await asyncio.wait([task, future], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         task.cancel()
+
+
+def on_signals(numbers: Iterable[int], handler: Callable[[int], object]) -> None:
+    """Call the handler when one of these comes; one that was ignored when we started (nohup) stays ignored."""
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, handler, number)

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import resource
-import signal
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
@@ -18,6 +17,7 @@ from elastic_adapter.core.output import ConsoleHandler, LineFormatter, Output
 from elastic_adapter.core.ports import PythonProgram
 from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.standby import StandbyPool
+from elastic_adapter.core.waiting import on_signals
 from elastic_adapter.core.workers import Starter
 from elastic_adapter.launchers.plan import LaunchPlan
 
@@ -49,15 +49,6 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _catch_signals(plan: LaunchPlan) -> list[int]:
-    """Keep the signals that come before the agent handles them; ignored ones (nohup) stay ignored."""
-    caught: list[int] = []
-    for number in plan.node.signals:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, caught.append, number)
-    return caught
-
-
 def _scratch_folder() -> str:
     """A private folder for this run, removed at its end, whose path is short enough for a Unix socket in it."""
     parent = tempfile.gettempdir()
@@ -76,7 +67,9 @@ def _log_to(output: Output, plan: LaunchPlan) -> None:
 
 
 async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) -> Outcome:
-    caught = _catch_signals(plan)
+    # Signals that come before the agent is there are kept for it.
+    caught: list[int] = []
+    on_signals(plan.node.signals, caught.append)
     guard.listen()
     folder = _log_folder(plan) or scratch
     starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder)
