@@ -9,14 +9,22 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from elastic_adapter.core.client import Link
 from elastic_adapter.core.config import JobConfig, NodeConfig
-from elastic_adapter.core.errors import GuardLost, LinkBroken, SpawnFailed, assert_never
-from elastic_adapter.core.events import MemberLeaving, NodeDrained, PortsOffered, StopRequested, WorkerExited
+from elastic_adapter.core.errors import GuardLost, SpawnFailed, assert_never
+from elastic_adapter.core.events import (
+    MemberJoined,
+    MemberLeaving,
+    MemberReady,
+    NodeDrained,
+    NodeStopped,
+    PortsOffered,
+    StopRequested,
+    WorkerExited,
+)
 from elastic_adapter.core.model import (
     Assignment,
     Drain,
@@ -31,11 +39,13 @@ from elastic_adapter.core.model import (
     WorkerExit,
     signal_name,
 )
+from elastic_adapter.core.notices import NoticeBoard
 from elastic_adapter.core.processes import Exit
 from elastic_adapter.core.reservation import Reservations
+from elastic_adapter.core.session import CutOff, LinkLost, Notice, Session, Superseded
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import summarize
-from elastic_adapter.core.waiting import first_of, on_signals
+from elastic_adapter.core.waiting import all_of, first_of, on_signals
 from elastic_adapter.core.workers import Starter, Worker
 
 log = logging.getLogger(__name__)
@@ -44,6 +54,9 @@ log = logging.getLogger(__name__)
 _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
+# How long a node that was told to go waits for the leader's answer; and how long when it is told again.
+_UNANSWERED_S = 10.0
+_INSISTING_S = 1.0
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
@@ -54,30 +67,40 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLost:
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class GuardEnded:
     pass
 
 
-Incident: TypeAlias = Run | Drain | Hold | Halt | WorkerEnded | LinkLost | GuardEnded
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A signal asked for the end, and nobody who leads has answered."""
+
+
+Incident: TypeAlias = Notice | WorkerEnded | GuardEnded | Unanswered
 
 
 class Agent:
     """One per node. Incidents come through one queue and are handled one after the other."""
 
     def __init__(
-        self, job: JobConfig, node: NodeConfig, *, starter: Starter, pool: StandbyPool | None, link: Link
+        self,
+        job: JobConfig,
+        node: NodeConfig,
+        *,
+        starter: Starter,
+        pool: StandbyPool | None,
+        session: Session,
+        board: NoticeBoard,
+        leaving_ends_the_job: bool = False,
     ) -> None:
         self._job = job
         self._node = node
         self._starter = starter
         self._guard = starter.guard
         self._pool = pool
-        self._link = link
+        self._session = session
+        self._board = board
+        self._leaving_ends_the_job = leaving_ends_the_job
         self._incidents: asyncio.Queue[Incident] = asyncio.Queue()
         # Directives that wait in the queue: a world that is already out of date is not started.
         self._directives_waiting = 0
@@ -86,34 +109,50 @@ class Agent:
         self._ports: list[int] = []
         self._assignment: Assignment | None = None
         self._workers: list[Worker] = []
+        # Workers that were told to end and have not done so yet.
+        self._ending: list[Worker] = []
+        # The generation that runs here, or ran and ended by itself; and how its workers ended.
+        self._running: int | None = None
+        self._exits: list[WorkerExit] = []
         # The first signal that asked for the end.
         self._signal: int | None = None
         # Set by a second signal: whoever waits for workers to end in good order stops waiting.
         self._hurry = asyncio.Event()
         # When the failure that the next generation will answer was seen (monotonic).
         self._failed_at: float | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
         self._reports: set[asyncio.Task[None]] = set()
 
     async def run(self, signals: Sequence[int] = ()) -> Outcome:
         """Take part in the job until it is over for this node. ``signals`` came before the agent was there."""
         on_signals(self._node.signals, self._signalled)
         self._reserve_ports()
-        await self._link.attach(self._member(), running=None, exits=())
         for number in signals:
             self._signalled(number)
-        listeners = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_guard())]
+        tasks = [self._session.attend(self), self._watch_guard(), self._watch_standbys()]
+        attending = asyncio.create_task(all_of(*tasks))
         try:
-            while True:
-                outcome = await self._handle(await self._incidents.get())
-                if outcome is not None:
-                    self._tell(outcome)
-                    return outcome
+            return await self._handle_all(attending)
         finally:
-            for task in (*listeners, *self._reports):
+            for task in (attending, *self._reports):
                 task.cancel()
             if self._pool is not None:
                 self._pool.close()
             self._reservations.close()
+
+    async def _handle_all(self, attending: asyncio.Task[None]) -> Outcome:
+        while True:
+            incident = asyncio.create_task(self._incidents.get())
+            await asyncio.wait({incident, attending}, return_when=asyncio.FIRST_COMPLETED)
+            if not incident.done():
+                incident.cancel()
+                await attending
+            outcome = await self._handle(await incident)
+            if outcome is not None:
+                self._tell(outcome)
+                if isinstance(outcome, Stopped) and isinstance(self.request(), MemberLeaving):
+                    return replace(outcome, code=self._node.leave_code)
+                return outcome
 
     async def _handle(self, incident: Incident) -> Outcome | None:
         """Act on what happened; an outcome means that it is over."""
@@ -122,8 +161,8 @@ class Agent:
         match incident:
             case Run(assignment=assignment):
                 await self._run_world(assignment)
-            case Drain(generation=generation, grace_s=grace_s):
-                await self._drain(generation, grace_s)
+            case Drain(generation=generation, grace_s=grace_s, reason=reason):
+                await self._drain(generation, grace_s, reason)
             case Hold(reason=reason):
                 await self._hold(reason)
             case Halt(outcome=outcome):
@@ -131,9 +170,26 @@ class Agent:
                 return outcome
             case WorkerEnded(worker=worker):
                 await self._report_exit(worker)
+            case _:
+                return await self._handle_trouble(incident)
+        return None
+
+    async def _handle_trouble(
+        self, incident: Superseded | CutOff | LinkLost | GuardEnded | Unanswered
+    ) -> Outcome | None:
+        match incident:
+            case Superseded(generation=generation):
+                await self._superseded(generation)
+            case CutOff():
+                await self._cut_off(incident)
             case LinkLost(why=why):
                 await self._stop(signal.SIGTERM, self._node.grace_s)
-                return Failed(f"the coordinator is gone: {why}")
+                return Failed(why)
+            case Unanswered():
+                assert self._signal is not None
+                await self._stop(self._signal, self._node.grace_s)
+                name = signal_name(self._signal)
+                return Stopped(f"{name} on {self._node.node}; no leader of the job answered", self._signal)
             case GuardEnded():
                 return Failed("the guard process ended; all workers were ended with it")
             case _:
@@ -150,23 +206,54 @@ class Agent:
             if number == self._signal or number in _ENDS_THE_JOB:
                 log.warning("%s again: workers are killed without further grace", name)
                 self._hurry.set()
+                self._end_alone_after(_INSISTING_S)
             return
         self._signal = number
         log.info("%s received: stopping", name)
-        node = self._node.node
-        report = StopRequested(node, number) if number in _ENDS_THE_JOB else MemberLeaving(node, number)
-        task = asyncio.create_task(self._link.report(report))
-        self._reports.add(task)
+        request = self.request()
+        assert request is not None
+        if isinstance(request, MemberLeaving):
+            self._give_notice(name)
+        self._reports.add(asyncio.create_task(self._session.report(request)))
+        self._end_alone_after(_UNANSWERED_S)
 
-    async def _listen(self) -> None:
-        try:
-            async for directive in self._link.directives():
-                self._directives_waiting += 1
-                self._directive_came.set()
-                self._incidents.put_nowait(directive)
-            self._incidents.put_nowait(LinkLost("it ended the stream"))
-        except LinkBroken as error:
-            self._incidents.put_nowait(LinkLost(str(error)))
+    def _end_alone_after(self, seconds: float) -> None:
+        """A leader that can't be reached, or can't decide, does not keep anybody who was told to go."""
+        asyncio.get_running_loop().call_later(seconds, self._incidents.put_nowait, Unanswered())
+
+    def _give_notice(self, name: str) -> None:
+        """Tell the workers that their node is about to leave."""
+        self._board.tell(notice="leave", grace_s=self._node.grace_s, reason=f"{name} on {self._node.node}")
+        if self._node.leave_signal is not None:
+            for worker in self._workers:
+                self._guard.signal(worker.process, self._node.leave_signal)
+
+    def notice(self, notice: Notice) -> None:
+        if isinstance(notice, Run | Drain | Hold | Halt):
+            self._directives_waiting += 1
+        if isinstance(notice, CutOff):
+            # Whatever this agent waits for then, its workers do not outlive this time.
+            self._kill_timer = asyncio.get_running_loop().call_at(notice.kill_by, self._kill_all)
+        self._directive_came.set()
+        self._incidents.put_nowait(notice)
+
+    def state(self) -> MemberJoined:
+        seen = self._assignment.generation if self._assignment is not None else 0
+        return MemberJoined(self._member(), self._running, seen, tuple(self._exits))
+
+    def request(self) -> StopRequested | MemberLeaving | None:
+        if self._signal is None:
+            return None
+        if self._signal in _ENDS_THE_JOB or self._leaving_ends_the_job:
+            return StopRequested(self._node.node, self._signal)
+        return MemberLeaving(self._node.node, self._signal)
+
+    async def _watch_standbys(self) -> None:
+        """A node counts as a newcomer when it could start at once."""
+        if self._pool is not None:
+            await self._pool.ready.wait()
+            await self._session.report(MemberReady(self._node.node))
+        await asyncio.Event().wait()
 
     async def _watch_guard(self) -> None:
         assert self._guard.lost is not None
@@ -184,25 +271,51 @@ class Agent:
         await self._stop(signal.SIGTERM, self._node.grace_s)
         self._release_port()
         self._assignment = assignment
-        await self._wait_for_start(assignment.start_delay_s)
+        self._running = assignment.generation
+        self._exits = []
+        head_start_s = self._starter.adapter.head_start_s if assignment.group_rank > 0 else 0.0
+        await self._wait_for_start(assignment.start_delay_s + head_start_s)
         if self._directives_waiting:
             return
         await self._start(assignment)
 
-    async def _drain(self, generation: int, grace_s: float) -> None:
+    async def _drain(self, generation: int, grace_s: float, reason: str) -> None:
         if self._assignment is None or generation != self._assignment.generation:
             return
+        self._board.tell(notice="drain", grace_s=grace_s, reason=reason)
         await self._stop(signal.SIGTERM, min(grace_s, self._node.grace_s))
-        await self._link.report(NodeDrained(self._node.node, generation))
+        self._board.clear()
+        await self._session.report(NodeDrained(self._node.node, generation))
 
     async def _hold(self, reason: str) -> None:
         log.info("workers are stopped until the next world: %s", reason)
         await self._stop(signal.SIGTERM, self._node.grace_s)
         if self._node.master_port is not None:
             self._ports = [self._node.master_port]
-        await self._link.report(PortsOffered(self._node.node, tuple(self._ports)))
+        await self._report_ports()
         if self._pool is not None:
             self._pool.fill_now()
+
+    async def _superseded(self, generation: int) -> None:
+        """Etcd tells of a later generation than the one that runs here: nothing of this one may go on."""
+        if self._assignment is None or generation <= self._assignment.generation or not self._workers:
+            return
+        log.info("generation %d is committed: workers of generation %d end", generation, self._assignment.generation)
+        await self._stop(signal.SIGTERM, self._node.grace_s)
+
+    async def _cut_off(self, cut: CutOff) -> None:
+        generation = self._running
+        if self._workers:
+            log.error("workers are stopped: %s", cut.why)
+            await self._stop(signal.SIGTERM, min(self._node.grace_s, max(0.0, cut.kill_by - time.monotonic())))
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if generation is not None:
+            await self._session.report(NodeStopped(self._node.node, generation, cut.why))
+
+    def _kill_all(self) -> None:
+        for worker in (*self._workers, *self._ending):
+            self._guard.signal(worker.process, signal.SIGKILL)
 
     async def _halt(self, outcome: Outcome) -> None:
         number = outcome.signal if isinstance(outcome, Stopped) else signal.SIGTERM
@@ -234,12 +347,14 @@ class Agent:
         warm = sum(worker.warm for worker in self._workers)
         since, origin = (self._failed_at, "the failure") if self._failed_at is not None else (begun, "its order")
         log.info(
-            "generation %d: %d worker(s) started, %d of them from standby, %.3f s after %s",
+            "generation %d: %d worker(s) started, %d of them from standby, %.3f s after %s%s",
             assignment.generation,
             len(self._workers),
             warm,
             time.monotonic() - since,
             origin,
+            # The leader says why; with several nodes it is another's log.
+            f": {assignment.reason}" if assignment.group_size > 1 else "",
         )
         self._failed_at = None
         if self._pool is not None:
@@ -260,6 +375,7 @@ class Agent:
             max_restarts=self._job.policy.max_restarts,
             role=self._node.role,
             error_file=str(self._starter.error_file(assignment.restart_count, local_rank)),
+            notices=self._board.path,
         )
 
     def _ended(self, worker: Worker, _: asyncio.Future[Exit]) -> None:
@@ -275,7 +391,8 @@ class Agent:
             if self._failed_at is None:
                 self._failed_at = time.monotonic()
             log.warning("rank %d (pid %d) %s", exit.rank, exit.pid, exit.how)
-        await self._link.report(WorkerExited(exit))
+        self._exits.append(exit)
+        await self._session.report(WorkerExited(exit))
 
     async def _report_not_started(self, seat: Seat, error: SpawnFailed) -> None:
         """A program that can't be executed counts as a worker that failed, with the shell's code for it."""
@@ -291,13 +408,16 @@ class Agent:
             detail=str(error),
         )
         log.warning("rank %d: %s", seat.rank, error)
-        await self._link.report(WorkerExited(exit))
+        self._exits.append(exit)
+        await self._session.report(WorkerExited(exit))
 
     async def _stop(self, number: int, grace_s: float) -> None:
         """End all workers: the signal, the grace, SIGKILL, and then whatever they left behind."""
         workers, self._workers = self._workers, []
+        self._running = None
         if not workers:
             return
+        self._ending = workers
         for worker in workers:
             self._guard.signal(worker.process, number)
         if not await self._all_ended(workers, grace_s):
@@ -306,6 +426,7 @@ class Agent:
             for worker in stubborn:
                 self._guard.signal(worker.process, signal.SIGKILL)
             await asyncio.gather(*(worker.process.exited for worker in stubborn))
+        self._ending = []
         await self._guard.sweep()
         for worker in workers:
             worker.process.channel.close()
@@ -318,7 +439,15 @@ class Agent:
     # Ports and waiting.
 
     def _member(self) -> Member:
-        return Member(self._node.node, self._node.address, self._node.slots, order=0, ports=tuple(self._ports))
+        return Member(
+            node=self._node.node,
+            address=self._node.address,
+            slots=self._node.slots,
+            order=self._session.order if self._node.place is None else self._node.place + 1,
+            ports=tuple(self._ports),
+            control=self._session.control,
+            warm=self._pool is None or self._pool.ready.is_set(),
+        )
 
     def _reserve_ports(self) -> None:
         if self._node.master_port is not None:
@@ -333,7 +462,13 @@ class Agent:
             self._ports.remove(assignment.master.port)
             if self._node.master_port is None:
                 self._reserve_ports()
-            await self._link.report(PortsOffered(self._node.node, tuple(self._ports)))
+            await self._report_ports(assignment)
+
+    async def _report_ports(self, assignment: Assignment | None = None) -> None:
+        seen = assignment or self._assignment
+        await self._session.report(
+            PortsOffered(self._node.node, tuple(self._ports), seen.generation if seen is not None else 0)
+        )
 
     def _release_port(self) -> None:
         """The generation that ran here is over: its master's port is free for anybody."""

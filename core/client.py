@@ -9,44 +9,98 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from elastic_adapter.core.errors import LinkBroken
-from elastic_adapter.core.model import Directive, Member, WorkerExit
-from elastic_adapter.core.wire import Report, directive_from_wire, hello_to_wire, report_to_wire
+from elastic_adapter.core.errors import LinkBroken, NotLeading
+from elastic_adapter.core.events import MemberJoined
+from elastic_adapter.core.model import Directive
+from elastic_adapter.core.wire import (
+    EPOCH,
+    TOKEN,
+    Report,
+    directive_from_wire,
+    hello_to_wire,
+    is_ping,
+    pong_to_wire,
+    report_to_wire,
+)
 from elastic_adapter.proto import control_pb2 as pb
 from elastic_adapter.proto import control_pb2_grpc as rpc
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.http2.ping_timeout_ms", 1500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    # A new link tries at once, whatever earlier ones to the same address met.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # Agents reach each other directly.
+    ("grpc.enable_http_proxy", 0),
+)
 
 
 class Link:
     """One stream. It is not repaired when it breaks: whoever uses it opens another."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, token: str = "", epoch: int = 0) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = rpc.CoreStub(self._channel)
+        self._metadata = ((TOKEN, token),) if token else ()
         self._call: grpc.aio.StreamStreamCall[pb.Report, pb.Directive] | None = None
+        self._attached = False
+        # A stream takes one message at a time.
+        self._writing = asyncio.Lock()
         # The highest epoch seen: directives of an older leader are refused.
-        self._epoch = 0
+        self.epoch = epoch
 
-    async def attach(self, member: Member, running: int | None, exits: tuple[WorkerExit, ...]) -> None:
-        self._call = self._stub.Attach()
-        await self._write(hello_to_wire(member, running, exits))
+    async def attach(self, state: MemberJoined, within_s: float = 5.0) -> None:
+        """Open the stream; done when the coordinator has taken us in. Raises LinkBroken, NotLeading."""
+        self._call = self._stub.Attach(metadata=self._metadata)
+        try:
+            await asyncio.wait_for(self._opened(self._call, hello_to_wire(state)), within_s)
+        except asyncio.TimeoutError:
+            self._call.cancel()
+            raise LinkBroken(f"no answer in {within_s:g} s") from None
+
+    async def _opened(self, call: grpc.aio.StreamStreamCall[pb.Report, pb.Directive], hello: pb.Report) -> None:
+        try:
+            await call.write(hello)
+            shown = dict(await call.initial_metadata() or ()).get(EPOCH)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            shown = None
+        if shown is None:
+            code, details = await call.code(), await call.details()
+            kind = NotLeading if code == grpc.StatusCode.FAILED_PRECONDITION else LinkBroken
+            raise kind(f"{code.name}: {details}")
+        if int(shown) < self.epoch:
+            call.cancel()
+            raise NotLeading(f"it leads in epoch {shown}, which is over")
+        self.epoch = int(shown)
+        self._attached = True
 
     async def report(self, report: Report) -> None:
-        """Send one report. On a broken stream it is dropped: ``directives`` is where a broken stream is noticed."""
+        """Send one report. Before the stream is open, and when it is broken, it is dropped: Hello tells all of it."""
         await self._write(report_to_wire(report))
 
     async def _write(self, message: pb.Report) -> None:
-        assert self._call is not None
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(message)
+        if self._call is None or not self._attached:
+            return
+        async with self._writing:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.write(message)
 
     async def directives(self) -> AsyncIterator[Directive]:
         """The directives as they come, until the coordinator ends the stream. Raises LinkBroken."""
         assert self._call is not None
         try:
             async for message in self._call:
-                directive = directive_from_wire(message)
-                if directive is not None and message.epoch >= self._epoch:
-                    self._epoch = message.epoch
+                if message.epoch < self.epoch:
+                    continue
+                self.epoch = message.epoch
+                if is_ping(message):
+                    await self._write(pong_to_wire())
+                elif (directive := directive_from_wire(message)) is not None:
                     yield directive
         except grpc.aio.AioRpcError as error:
             raise LinkBroken(f"{error.code().name}: {error.details()}") from error

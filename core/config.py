@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from elastic_adapter.core.model import Level
 from elastic_adapter.core.restart import RestartPolicy
 
+# A lease must outlive a lost keep-alive and leave a second for killing.
+SHORTEST_LEASE_S = 2
+
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
@@ -19,17 +22,27 @@ class JobConfig:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     # How long no further node must have joined before a world below the maximum is formed.
     quiet_s: float = 3.0
+    # How long a node's leave waits for others to leave with it, so that they make one change.
+    leave_gather_s: float = 0.2
+    # How long a worker's failure waits for the news that another node is lost, which would explain it.
+    blame_s: float = 0.25
     # How long workers get to save and stop before a planned change of the world.
     drain_s: float = 30.0
     # How long survivors wait for a replacement before the job fails; None: without limit.
     hold_timeout_s: float | None = None
+    # How long a node's lease lives without being renewed. What etcd grants is what counts.
+    lease_s: int = 5
+    # How long a world that is whole trains on while etcd is out of reach; 0: no longer than the leases live.
+    isolation_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ValueError(f"nodes must be 1 <= MIN <= MAX, got {self.min_nodes}:{self.max_nodes}")
         if self.level == Level.OFF and self.policy.max_restarts > 0:
             raise ValueError(f"fault-tolerance level 0 (off) contradicts max_restarts={self.policy.max_restarts}")
-        for name in ("quiet_s", "drain_s"):
+        if self.lease_s < SHORTEST_LEASE_S:
+            raise ValueError(f"lease_s must be {SHORTEST_LEASE_S} or more, got {self.lease_s}")
+        for name in ("quiet_s", "leave_gather_s", "blame_s", "drain_s", "isolation_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.hold_timeout_s is not None and self.hold_timeout_s <= 0:
@@ -39,6 +52,42 @@ class JobConfig:
 def default_level(min_nodes: int, max_nodes: int) -> Level:
     """Elastic where the number of nodes may vary, else fault-tolerant."""
     return Level.ELASTIC if min_nodes < max_nodes else Level.FAULT_TOLERANT
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an etcd that asks who we are. Paths are of PEM files."""
+
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """How a job of several nodes is reached from one of them."""
+
+    # Where etcd listens: HOST:PORT each.
+    endpoints: tuple[str, ...]
+    credentials: Credentials = field(default_factory=Credentials)
+    # How long to wait for etcd at the start.
+    connect_s: float = 10.0
+    # Whether this node runs the etcd itself, at the only endpoint.
+    hosts_etcd: bool = False
+    # Whether the endpoint is an etcd that a node of the job runs: the job ends with that node.
+    embedded: bool = False
+    # The address that the agent listens on.
+    listen: str = "127.0.0.1"
+    # For how long after a run's end a start is told its result instead of beginning a new run.
+    finished_grace_s: float = 10.0
+    # How long a run's keys are kept after its end.
+    retention_s: float = 3600.0
+    # Whether this node's name is our own guess: another is taken if an agent with that name is at work.
+    node_is_guessed: bool = False
+    # What must be the same on all nodes, by the names of the settings, beside the job's own values.
+    common: tuple[tuple[str, str], ...] = ()
 
 
 STDOUT = 1
@@ -73,6 +122,12 @@ class NodeConfig:
     # The signals that end the agent in good order.
     signals: tuple[int, ...] = ()
     role: str = "default"
+    # The exit code of an agent that was asked to leave while the job goes on; None: 128 + the signal's number.
+    leave_code: int | None = None
+    # The signal that tells workers that their node is about to leave; None: none.
+    leave_signal: int | None = None
+    # The node's place among those that start together; None: as they come.
+    place: int | None = None
     # A port that the user chose for the master; None: a fresh one for each generation.
     master_port: int | None = None
     # Whether idle processes wait with the framework imported, and what else they import.

@@ -23,6 +23,8 @@ def neutral_env(seat: Seat) -> dict[str, str]:
         "ELASTIC_MASTER_ADDR": assignment.master.host,
         "ELASTIC_MASTER_PORT": str(assignment.master.port),
     }
+    if seat.notices:
+        env["ELASTIC_NOTICES"] = seat.notices
     if assignment.resume_from is not None:
         env["ELASTIC_RESUME_STEP"] = str(assignment.resume_from.step)
         env["ELASTIC_RESUME_FROM"] = assignment.resume_from.uri

@@ -22,12 +22,29 @@ class Fenced(ElasticError):
         self.current = current
 
 
+class OutOfReach(ElasticError):
+    """The registry does not answer. Nothing is known of it; asking again later is safe."""
+
+
+class RunOver(ElasticError):
+    """The run that this agent is part of is no longer the job's: its keys are gone or a newer run has begun."""
+
+    def __init__(self, why: str, *, replaced: bool) -> None:
+        super().__init__(why)
+        # Whether another run was seen; else its keys are only missing, as in an etcd that lost its data.
+        self.replaced = replaced
+
+
 class GuardLost(ElasticError):
     """The guard process ended although the agent still needs it: the workers can't be trusted to be ours."""
 
 
 class LinkBroken(ElasticError):
     """The stream to the coordinator is gone. What was sent last may or may not have arrived."""
+
+
+class NotLeading(LinkBroken):
+    """Somebody answers, but does not lead the job, or does so in an epoch that is over."""
 
 
 class SpawnFailed(ElasticError):

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from elastic_adapter.core.errors import ElasticError
+from elastic_adapter.core.config import Credentials
+from elastic_adapter.core.errors import ElasticError, OutOfReach
 from elastic_adapter.proto import etcd_pb2 as pb
 
 T = TypeVar("T")
+
+# What a transaction asks before it does anything.
+Compare = pb.Compare
 
 # A peer that is silent although its host is up (stopped, or cut off) is noticed by unanswered pings.
 _CHANNEL_OPTIONS = (
@@ -31,20 +35,22 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),
+    # What the http_proxy variables name is no way to etcd.
+    ("grpc.enable_http_proxy", 0),
 )
 _PAUSE_S = 0.1
 
 
-class EtcdUnavailable(ElasticError):
+class EtcdUnavailable(OutOfReach):
     """No endpoint answered in time. Nothing was written; reading again later is safe."""
 
 
-class AnswerLost(ElasticError):
+class AnswerLost(OutOfReach):
     """A write was sent and no answer came: it may or may not have been applied. Read back before deciding."""
 
 
-class EtcdRefused(ElasticError):
-    """etcd answered and refuses: wrong credentials, missing rights, a bad request. Repeating it does not help."""
+class EtcdRefused(OutOfReach):
+    """etcd answered and refuses: wrong credentials, missing rights, a bad request. Repeating it may not help."""
 
 
 class Compacted(ElasticError):
@@ -53,17 +59,6 @@ class Compacted(ElasticError):
     def __init__(self, revision: int) -> None:
         super().__init__(f"etcd has compacted its history up to revision {revision}")
         self.revision = revision
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """How to reach an etcd that asks who we are. Paths are of PEM files."""
-
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +113,11 @@ def created_at(key: str, revision: int) -> pb.Compare:
 def modified_at(key: str, revision: int) -> pb.Compare:
     """Holds if the key was last written at exactly this revision."""
     return pb.Compare(target=pb.Compare.MOD, key=key.encode(), mod_revision=revision)
+
+
+def value_is(key: str, value: bytes) -> pb.Compare:
+    """Holds if the key exists and has exactly this value."""
+    return pb.Compare(target=pb.Compare.VALUE, key=key.encode(), value=value)
 
 
 def put(key: str, value: bytes, lease: int = 0) -> pb.RequestOp:
@@ -183,7 +183,13 @@ class Etcd:
 
     async def revoke(self, lease: int) -> None:
         """End a lease now. One that is gone already is no error."""
-        await self._call("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), pb.LeaseRevokeResponse)
+        try:
+            await self._call("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), pb.LeaseRevokeResponse)
+        except EtcdRefused as refused:
+            if not isinstance(refused.__cause__, grpc.aio.AioRpcError):
+                raise
+            if refused.__cause__.code() != grpc.StatusCode.NOT_FOUND:
+                raise
 
     async def keep_alive(self, lease: int) -> int:
         """Renew a lease once; the seconds it lives from now on, 0 when it is gone."""
@@ -345,6 +351,10 @@ _FINAL = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.OUT_OF_RANGE,
+        # A lease that is gone.
+        grpc.StatusCode.NOT_FOUND,
+        # No space left in etcd.
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
 

@@ -11,15 +11,45 @@ from elastic_adapter.core.restart import History
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """An agent attached, for the first time or again. ``running`` is the generation that it runs."""
+    """An agent attached, for the first time or again, and told its full state."""
 
     member: Member
+    # The generation whose workers are here, running or ended by themselves; None: none, or they were stopped.
     running: int | None = None
+    # The last generation that the agent was given; None: not told, so that it counts as the job's.
+    seen: int | None = None
+    # The ends of that generation's workers: whoever led before may not have heard of them.
+    exits: tuple[WorkerExit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSilent:
+    """The node's stream is gone, but nothing proves that the node is: it may come back."""
+
+    node: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
+    """The node is given up. ``proven``: its agent is known to be dead, and its workers with it."""
+
     node: str
+    reason: str
+    proven: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReady:
+    """The node's standbys are warm: it could start at once."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Severed:
+    """The registry is out of reach and a part of the world is silent: what is left of it can only hang."""
+
     reason: str
 
 
@@ -37,6 +67,8 @@ class PortsOffered:
 
     node: str
     ports: tuple[int, ...]
+    # The last generation that the agent had been given: a port that a later one took is no longer free.
+    seen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +80,15 @@ class WorkerExited:
 class NodeDrained:
     node: str
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStopped:
+    """The node has stopped its workers of this generation without being told to."""
+
+    node: str
+    generation: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +105,18 @@ class TimePassed:
 
 
 Event: TypeAlias = (
-    MemberJoined | MemberLost | MemberLeaving | PortsOffered | WorkerExited | NodeDrained | StopRequested | TimePassed
+    MemberJoined
+    | MemberSilent
+    | MemberLost
+    | MemberReady
+    | MemberLeaving
+    | Severed
+    | PortsOffered
+    | WorkerExited
+    | NodeDrained
+    | NodeStopped
+    | StopRequested
+    | TimePassed
 )
 
 
@@ -74,6 +126,13 @@ class Commit:
 
     world: World
     history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Make it known to later leaders that these ranks have ended with code 0, if that can be had."""
+
+    finished: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +155,4 @@ class Tell:
     reason: str
 
 
-Command: TypeAlias = Commit | Conclude | Send | Tell
+Command: TypeAlias = Commit | Keep | Conclude | Send | Tell

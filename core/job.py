@@ -9,6 +9,7 @@ Commands are in order, and each must be done before the next: a world is committ
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from typing import TypeAlias
 
 from elastic_adapter.core.config import JobConfig
@@ -18,12 +19,17 @@ from elastic_adapter.core.events import (
     Commit,
     Conclude,
     Event,
+    Keep,
     MemberJoined,
     MemberLeaving,
     MemberLost,
+    MemberReady,
+    MemberSilent,
     NodeDrained,
+    NodeStopped,
     PortsOffered,
     Send,
+    Severed,
     StopRequested,
     Tell,
     TimePassed,
@@ -34,6 +40,7 @@ from elastic_adapter.core.membership import Settled, Waiting, settle
 from elastic_adapter.core.model import (
     Directive,
     Drain,
+    Endpoint,
     Failed,
     Halt,
     Hold,
@@ -46,8 +53,18 @@ from elastic_adapter.core.model import (
     World,
     signal_name,
 )
+from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import GiveUp, History, Restart, decide
 from elastic_adapter.core.world import plan, seating
+
+# Within this time an agent that is cut off for too long has ended its workers.
+KILL_S = 5.0
+# Signals that a worker gets for what it did itself.
+_CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
+# How often a job that holds says so.
+_REMIND_S = 60.0
+# Of how many generations the master's port is remembered: more offers than that are never on their way.
+_PORTS_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,12 @@ class Running:
     finished: frozenset[int] = frozenset()
     # When the last newcomer came for which the world is to be replaced.
     joined: float | None = None
+    # Those who were asked to go, and when they have waited long enough for others to go with them.
+    leaving: tuple[MemberLeaving, ...] = ()
+    leave_at: float | None = None
+    # A failure that the loss of another node may explain, and when it counts as one of its own.
+    suspect: WorkerExit | None = None
+    judge_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +108,10 @@ class Holding:
     # What ended the world before, and, with it, what is still missing for the next.
     cause: str
     reason: str
+    remind_at: float
     start_delay_s: float = 0.0
+    # The ranks that had ended with code 0 in the world before.
+    finished: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +131,14 @@ class Job:
     # The last world committed; it runs only while the phase says so.
     world: World | None = None
     history: History = field(default_factory=History)
+    # Nodes of the world that have no stream but may be alive: they come back, or are lost.
+    absent: frozenset[str] = frozenset()
+    # Nodes of the world that were given up, and when, without proof that their workers are dead.
+    doubtful: tuple[tuple[str, float], ...] = ()
+    # Whether a part of the world is known to have stopped or died: what is left of it can't get on.
+    broken: bool = False
+    # The ports that the last generations took for their masters.
+    taken: tuple[tuple[int, Endpoint], ...] = ()
 
     def member(self, node: str) -> Member | None:
         return next((member for member in self.members if member.node == node), None)
@@ -117,6 +151,22 @@ def begin(config: JobConfig, now: float) -> Job:
     return Job(config=config, phase=Gathering(since=now))
 
 
+def resume(config: JobConfig, record: Record, now: float) -> Job:
+    """Where a new leader goes on: with what was committed, and nobody heard of yet."""
+    if record.outcome is not None:
+        return Job(config, Finished(record.outcome), world=record.world, history=record.history)
+    if record.world is None:
+        return Job(config, Gathering(since=now), history=record.history)
+    return Job(
+        config,
+        Running(finished=record.finished),
+        world=record.world,
+        history=record.history,
+        absent=frozenset(record.world.nodes),
+        taken=((record.world.generation, record.world.master),),
+    )
+
+
 def deadline(job: Job) -> float | None:
     """The time at which ``TimePassed`` would change something; None: only an event can."""
     match job.phase:
@@ -125,13 +175,15 @@ def deadline(job: Job) -> float | None:
             if isinstance(settlement, Waiting) and settlement.until is not None and job.members[0].ports:
                 return settlement.until
             return None
-        case Running(joined=joined):
-            return None if joined is None else joined + job.config.quiet_s
+        case Running(joined=joined, leave_at=leave_at, judge_at=judge_at):
+            # While a node is silent, a failure elsewhere can't be judged.
+            judge_at = None if job.absent else judge_at
+            return _earliest(leave_at, judge_at, None if joined is None else joined + job.config.quiet_s)
         case Draining(until=until):
             return until
-        case Holding(since=since):
+        case Holding(since=since, remind_at=remind_at):
             limit = job.config.hold_timeout_s
-            return None if limit is None else since + limit
+            return _earliest(remind_at, _doubt_until(job), None if limit is None else since + limit)
         case Finished():
             return None
         case _:
@@ -143,22 +195,40 @@ def step(job: Job, event: Event, now: float) -> Step:
     if isinstance(job.phase, Finished):
         return _after_the_end(job, job.phase, event)
     match event:
-        case MemberJoined(member=member, running=running):
-            return _joined(job, member, running, now)
-        case MemberLost(node=node, reason=reason):
-            return _gone(job, node, f"node {node} is lost: {reason}", now)
-        case MemberLeaving(node=node, signal=number):
-            return _leaving(job, node, number, now)
-        case PortsOffered(node=node, ports=ports):
-            return _offered(job, node, ports, now)
+        case MemberJoined() | MemberSilent() | MemberLost() | MemberReady() | MemberLeaving():
+            return _membership(job, event, now)
+        case PortsOffered():
+            return _offered(job, event, now)
         case WorkerExited(exit=exit):
             return _exited(job, exit, now)
         case NodeDrained(node=node, generation=generation):
             return _drained(job, node, generation, now)
+        case NodeStopped():
+            return _stopped(job, event, now)
+        case Severed(reason=reason):
+            return _part_lost(job, reason, now) if _active(job) and job.absent else (job, ())
         case StopRequested(node=node, signal=number):
             return _finish(job, Stopped(f"{signal_name(number)} on {node}", number))
         case TimePassed():
             return _time_passed(job, now)
+        case _:
+            assert_never(event)
+
+
+def _membership(
+    job: Job, event: MemberJoined | MemberSilent | MemberLost | MemberReady | MemberLeaving, now: float
+) -> Step:
+    match event:
+        case MemberJoined():
+            return _joined(job, event, now)
+        case MemberSilent(node=node, reason=reason):
+            return _silent(job, node, reason, now)
+        case MemberLost(node=node, reason=reason, proven=proven):
+            return _lost(job, node, f"node {node} is lost: {reason}", now, proven=proven)
+        case MemberReady(node=node):
+            return _ready(job, node, now)
+        case MemberLeaving():
+            return _leaving(job, event, now)
         case _:
             assert_never(event)
 
@@ -172,39 +242,118 @@ def _after_the_end(job: Job, phase: Finished, event: Event) -> Step:
             return job, ()
 
 
-def _joined(job: Job, member: Member, running: int | None, now: float) -> Step:
-    world = job.world
+def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
+    world, member = job.world, joined.member
     known = job.member(member.node)
     if known is not None:
         # The same agent on a new stream keeps its place in the queue.
         member = replace(member, order=known.order)
-    if world is not None and member.node in world.nodes and _active(job):
-        if running == world.generation:
-            return _with(job, member), ()
-        if known is not None and not _complete(job, member.node):
-            reason = f"node {member.node} came back without its workers"
-            return _part_lost(_with(job, member), reason, now)
-    if known is None and not admits(job.config, world):
+    expected = known is not None or member.node in job.absent
+    if not expected and not admits(job.config, world) and not _complete(job, member.node):
         reason = f"node {member.node} is refused: at fault-tolerance level 0 nobody joins after the start"
         return job, (Send(member.node, Halt(Failed(reason))), Tell(reason))
-    job = _with(job, member)
+    job = _with(_accounted_for(job, member.node), member)
     match job.phase:
         case Gathering():
             return _try_to_form(replace(job, phase=replace(job.phase, since=now)), now)
-        case Holding():
-            return _try_to_form(job, now)
-        case Running(finished=finished) if world is not None:
-            if member.node not in world.nodes and grows(job.config, world) and not finished:
-                return _time_passed(replace(job, phase=replace(job.phase, joined=now)), now)
-            return job, ()
+        case Holding(reason=reason):
+            if world is not None and member.node in world.nodes and joined.running != world.generation:
+                job = replace(job, broken=job.broken or not _complete(job, member.node))
+            after, commands = _try_to_form(job, now)
+            if isinstance(after.phase, Holding) and joined.running is not None:
+                commands = (*commands, Send(member.node, Hold(after.phase.reason)))
+            return after, commands
+        case Running() | Draining() if world is not None and member.node in world.nodes:
+            return _back_in_the_world(job, joined, world, now) if expected else (job, ())
         case _:
-            return job, ()
+            return _newcomer(job, joined, now)
+
+
+def _back_in_the_world(job: Job, joined: MemberJoined, world: World, now: float) -> Step:
+    """An agent of the world that runs is on a new stream: what it tells may be news to us."""
+    node = joined.member.node
+    kept: tuple[Command, ...] = ()
+    for exit in joined.exits:
+        job, commands = _exited(job, exit, now)
+        if any(not isinstance(command, Keep) for command in commands):
+            # It ended the world or the job: the rest of what it told is of the past.
+            return job, commands
+        kept = commands or kept
+    if joined.running == world.generation or _complete(job, node):
+        return job, kept
+    if isinstance(job.phase, Running) and job.phase.suspect is not None:
+        # It told of a failure, which will be judged, and end the world either way.
+        return replace(job, broken=True), ()
+    if joined.seen is not None and joined.seen < world.generation:
+        # Its part of the world was lost on the way, with a stream or with the leader that sent it.
+        return job, (Send(node, Run(world.assignment(node))),)
+    if isinstance(job.phase, Draining):
+        return _drained(job, node, world.generation, now)
+    return _part_lost(replace(job, broken=True), f"node {node} came back without its workers", now)
+
+
+def _newcomer(job: Job, joined: MemberJoined, now: float) -> Step:
+    """A node without a place, while the world runs. What it may still run of an earlier one must end."""
+    after, commands = _counted(job, joined.member, now)
+    if joined.running is not None and not _is_told(joined.member.node, commands):
+        outdated = Hold(f"generation {joined.running} is over")
+        commands = (Send(joined.member.node, outdated), *commands)
+    return after, commands
+
+
+def _is_told(node: str, commands: tuple[Command, ...]) -> bool:
+    return any(isinstance(each, Send) and each.node == node for each in commands)
+
+
+def _counted(job: Job, member: Member, now: float) -> Step:
+    """A node that could start at once is a reason to replace the world, where there is room."""
+    phase, world = job.phase, job.world
+    if not isinstance(phase, Running) or world is None or member.node in world.nodes or not member.warm:
+        return job, ()
+    if not grows(job.config, world) or phase.finished:
+        return job, ()
+    return _time_passed(replace(job, phase=replace(phase, joined=now)), now)
+
+
+def _ready(job: Job, node: str, now: float) -> Step:
+    member = job.member(node)
+    if member is None or member.warm:
+        return job, ()
+    job = _with(job, replace(member, warm=True))
+    return _counted(job, replace(member, warm=True), now)
+
+
+def _silent(job: Job, node: str, reason: str, now: float) -> Step:
+    """Whether it is dead or only cut off is not known: where workers of it may be running, nothing is done yet."""
+    if job.member(node) is None:
+        return job, ()
+    if job.world is None or node not in job.world.nodes:
+        return _lost(job, node, f"node {node} is silent: {reason}", now, proven=True)
+    job = replace(_without(job, node), absent=job.absent | {node})
+    return job, (Tell(f"node {node} is silent: {reason}; waiting for it until its lease ends"),)
+
+
+def _lost(job: Job, node: str, reason: str, now: float, *, proven: bool) -> Step:
+    if job.member(node) is None and node not in job.absent:
+        return _proven_dead(job, node, reason, now) if proven else (job, ())
+    if job.world is not None and node in job.world.nodes and not _complete(job, node):
+        job = replace(job, broken=True) if proven else replace(job, doubtful=(*job.doubtful, (node, now)))
+    return _gone(job, node, reason, now)
+
+
+def _proven_dead(job: Job, node: str, reason: str, now: float) -> Step:
+    """A node that was given up is found dead: its part of the world is not running anywhere."""
+    if not any(node == doubtful for doubtful, _ in job.doubtful):
+        return job, ()
+    job = replace(_accounted_for(job, node), broken=True)
+    if not isinstance(job.phase, Holding):
+        return job, ()
+    after, commands = _try_to_form(job, now)
+    return after, (Tell(reason), *commands)
 
 
 def _gone(job: Job, node: str, reason: str, now: float) -> Step:
-    if job.member(node) is None:
-        return job, ()
-    job = replace(job, members=tuple(member for member in job.members if member.node != node))
+    job = replace(_without(job, node), absent=job.absent - {node})
     world = job.world
     if isinstance(job.phase, Gathering | Holding):
         # Those left may have waited for the one that is gone: for its port, as the first of them.
@@ -214,8 +363,15 @@ def _gone(job: Job, node: str, reason: str, now: float) -> Step:
         return _without_waiting_joiner(job), (Tell(reason),)
     if _complete(job, node):
         # Its part of the work is done: only a failure elsewhere would need it again.
-        return job, (Tell(f"{reason}; its workers had finished"),)
+        job = _as_drained(job, node)
+        return _drain_over(job, (Tell(f"{reason}; its workers had finished"),), now)
     return _part_lost(job, reason, now)
+
+
+def _as_drained(job: Job, node: str) -> Job:
+    """A node that is gone after it finished is not waited for by a drain."""
+    phase = job.phase
+    return replace(job, phase=replace(phase, drained=phase.drained | {node})) if isinstance(phase, Draining) else job
 
 
 def _part_lost(job: Job, reason: str, now: float) -> Step:
@@ -235,25 +391,56 @@ def _without_waiting_joiner(job: Job) -> Job:
     return replace(job, phase=replace(phase, joined=None))
 
 
-def _leaving(job: Job, node: str, number: int, now: float) -> Step:
+def _leaving(job: Job, event: MemberLeaving, now: float) -> Step:
     """A planned departure is not charged. When the last member leaves, the run ends as stopped."""
+    node, phase = event.node, job.phase
     if job.member(node) is None:
         return job, ()
-    reason = f"node {node} leaves ({signal_name(number)})"
-    if len(job.members) == 1:
+    if not isinstance(phase, Running) or job.world is None or node not in job.world.nodes:
+        return _depart(job, (event,), now)
+    if any(each.node == node for each in phase.leaving):
+        return job, ()
+    leave_at = phase.leave_at if phase.leave_at is not None else now + job.config.leave_gather_s
+    return _time_passed(replace(job, phase=replace(phase, leaving=(*phase.leaving, event), leave_at=leave_at)), now)
+
+
+def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str = "") -> Step:
+    """All of these go at once; ``cause`` is what else ends the world."""
+    nodes = tuple(each.node for each in leaving)
+    number = leaving[0].signal
+    names = ", ".join(nodes)
+    reason = f"node{'s' if len(nodes) > 1 else ''} {names} leave{'' if len(nodes) > 1 else 's'} ({signal_name(number)})"
+    reason = f"{cause}; {reason}" if cause else reason
+    if len(job.members) == len(nodes) and not job.absent:
         return _finish(job, Stopped(reason, number))
-    after, commands = _gone(job, node, reason, now)
-    return after, (*commands, Send(node, Halt(Stopped(reason, number))))
+    world = job.world
+    unfinished = world is not None and any(node in world.nodes and not _complete(job, node) for node in nodes)
+    for node in nodes:
+        job = _without(job, node)
+    # Whoever leaves ends its workers first.
+    job = replace(job, broken=job.broken or unfinished)
+    if _active(job) and (unfinished or cause):
+        after, commands = _part_lost(job, reason, now)
+    else:
+        after, commands = _gone(job, nodes[-1], reason, now)
+    outcomes = {
+        each.node: after.phase.outcome if isinstance(after.phase, Finished) else Stopped(reason, each.signal)
+        for each in leaving
+    }
+    return after, (*commands, *(Send(node, Halt(outcome)) for node, outcome in outcomes.items()))
 
 
-def _offered(job: Job, node: str, ports: tuple[int, ...], now: float) -> Step:
-    member = job.member(node)
+def _offered(job: Job, offer: PortsOffered, now: float) -> Step:
+    member = job.member(offer.node)
     if member is None:
         return job, ()
-    if _active(job) and job.world is not None and job.world.nodes[0] == node:
-        # The offer may have been on its way when the world that runs took one of its ports.
-        ports = tuple(port for port in ports if port != job.world.master.port)
-    job = _with(job, replace(member, ports=ports))
+    # The offer may have been on its way when a world that the agent had not seen took one of its ports.
+    gone = {
+        endpoint.port
+        for generation, endpoint in job.taken
+        if endpoint.host == member.address and generation > offer.seen
+    }
+    job = _with(job, replace(member, ports=tuple(port for port in offer.ports if port not in gone)))
     return _try_to_form(job, now) if isinstance(job.phase, Gathering | Holding) else (job, ())
 
 
@@ -266,7 +453,12 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
             finished = finished | {exit.rank}
             if len(finished) == world.world_size:
                 return _finish(job, Succeeded())
-            return replace(job, phase=replace(phase, finished=finished)), ()
+            job = replace(job, phase=replace(phase, finished=finished))
+            done = exit.rank not in phase.finished and _complete(job, exit.node)
+            # A node that has done its part may go, whoever leads then.
+            return job, (Keep(finished),) if done else ()
+        case Running() if _may_be_collateral(job, exit):
+            return _suspect(job, job.phase, exit, now)
         case Running():
             return _failed(job, exit, now)
         case _:
@@ -274,23 +466,64 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
             return job, ()
 
 
+def _may_be_collateral(job: Job, exit: WorkerExit) -> bool:
+    """Whether a node that goes may explain it: its peers' errors, or a signal that was meant for the whole node."""
+    alone = job.world is None or len(job.world.nodes) == 1
+    return not alone and exit.signal not in _CRASHES and job.config.blame_s > 0
+
+
+def _suspect(job: Job, phase: Running, exit: WorkerExit, now: float) -> Step:
+    """The first failure waits a moment; those after it are its consequences or have the same cause.
+
+    The first heard of need not be the first: nodes' clocks tell people which to look at.
+    """
+    if phase.suspect is not None:
+        earlier = exit.at < phase.suspect.at
+        return (replace(job, phase=replace(phase, suspect=exit)) if earlier else job), ()
+    phase = replace(phase, suspect=exit, judge_at=now + job.config.blame_s)
+    return replace(job, phase=phase, broken=True), ()
+
+
 def _failed(job: Job, exit: WorkerExit, now: float) -> Step:
     match decide(job.config.level, job.config.policy, job.history, exit):
         case GiveUp(reason=reason):
             return _finish(job, Failed(reason, exit))
         case Restart(reason=reason, delay_s=delay_s):
-            return _replace_world(replace(job, history=job.history.charge(now)), reason, now, delay_s)
+            charged = replace(job, history=job.history.charge(now), broken=True)
+            return _replace_world(charged, reason, now, delay_s)
 
 
 def _drained(job: Job, node: str, generation: int, now: float) -> Step:
     world = job.world
     if not isinstance(job.phase, Draining) or world is None or generation != world.generation:
         return job, ()
-    phase = replace(job.phase, drained=job.phase.drained | {node})
-    job = replace(job, phase=phase)
-    if phase.drained.issuperset(world.nodes):
-        return _replace_world(job, phase.reason, now)
-    return job, ()
+    if node not in world.nodes:
+        return job, ()
+    return _drain_over(replace(_as_drained(job, node), broken=True), (), now)
+
+
+def _drain_over(job: Job, commands: tuple[Command, ...], now: float) -> Step:
+    """The next world, if this was the last node that a drain waited for."""
+    phase, world = job.phase, job.world
+    if isinstance(phase, Draining) and world is not None and phase.drained.issuperset(world.nodes):
+        after, more = _replace_world(job, phase.reason, now)
+        return after, (*commands, *more)
+    return job, commands
+
+
+def _stopped(job: Job, event: NodeStopped, now: float) -> Step:
+    world, node = job.world, event.node
+    if world is None or event.generation != world.generation or node not in world.nodes:
+        return job, ()
+    if job.member(node) is None or _complete(job, node):
+        return job, ()
+    match job.phase:
+        case Draining():
+            return _drained(job, node, event.generation, now)
+        case Running():
+            return _part_lost(replace(job, broken=True), f"node {node} stopped its workers: {event.reason}", now)
+        case _:
+            return replace(job, broken=True), ()
 
 
 def _time_passed(job: Job, now: float) -> Step:
@@ -300,16 +533,36 @@ def _time_passed(job: Job, now: float) -> Step:
     match job.phase:
         case Gathering():
             return _try_to_form(job, now)
-        case Running(finished=finished) if job.world is not None:
-            if finished:
-                return replace(job, phase=replace(job.phase, joined=None)), ()
-            return _drain(job, job.world, now)
+        case Running() if job.world is not None:
+            return _time_passed_while_running(job, job.phase, job.world, now)
         case Draining(reason=reason):
             return _replace_world(job, reason, now)
-        case Holding(reason=reason):
-            return _finish(job, Failed(f"no replacement came in {job.config.hold_timeout_s:g} s: {reason}"))
+        case Holding():
+            return _time_passed_while_holding(job, job.phase, now)
         case _:
             return job, ()
+
+
+def _time_passed_while_running(job: Job, phase: Running, world: World, now: float) -> Step:
+    if phase.leaving:
+        # Now, or earlier than planned because the world is to be replaced anyway. It explains what failed meanwhile.
+        return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now)
+    if phase.suspect is not None and phase.judge_at is not None and now >= phase.judge_at and not job.absent:
+        return _failed(job, phase.suspect, now)
+    if phase.finished:
+        return replace(job, phase=replace(phase, joined=None)), ()
+    return _drain(job, world, now)
+
+
+def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
+    limit = job.config.hold_timeout_s
+    if limit is not None and now >= phase.since + limit:
+        return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"))
+    until = _doubt_until(job)
+    if until is not None and now >= until:
+        return _try_to_form(replace(job, doubtful=()), now)
+    reminded = replace(phase, remind_at=now + _REMIND_S)
+    return replace(job, phase=reminded), (Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}"),)
 
 
 def _drain(job: Job, world: World, now: float) -> Step:
@@ -325,7 +578,22 @@ def _drain(job: Job, world: World, now: float) -> Step:
 
 def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0) -> Step:
     """The current world is over. Form the next one, or hold the survivors until that is possible."""
-    holding = replace(job, phase=Holding(since=now, cause=reason, reason=reason, start_delay_s=start_delay_s))
+    phase = job.phase
+    if isinstance(phase, Running) and phase.leaving:
+        # Those who are about to go do not take part in another world.
+        return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now, cause=reason)
+    finished = phase.finished if isinstance(phase, Running | Draining) else frozenset()
+    holding = replace(
+        job,
+        phase=Holding(
+            since=now,
+            cause=reason,
+            reason=reason,
+            remind_at=now + _REMIND_S,
+            start_delay_s=start_delay_s,
+            finished=finished,
+        ),
+    )
     after, commands = _try_to_form(holding, now)
     if not isinstance(after.phase, Holding):
         return after, commands
@@ -337,6 +605,8 @@ def _try_to_form(job: Job, now: float) -> Step:
     """From Gathering or Holding: commit and send the next world if the members present can form one."""
     phase = job.phase
     assert isinstance(phase, Gathering | Holding)
+    if (missing := _unaccounted(job)) is not None:
+        return _wait(job, phase, missing), ()
     since = phase.since if isinstance(phase, Gathering) else now
     match settle(job.members, job.config, job.world, since, now):
         case Waiting(reason=reason):
@@ -363,7 +633,14 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str) -> Step:
         start_delay_s=phase.start_delay_s if isinstance(phase, Holding) else 0.0,
     )
     host = replace(seated[0], ports=seated[0].ports[1:])
-    job = replace(_with(job, host), world=world, phase=Running())
+    job = replace(
+        _with(job, host),
+        world=world,
+        phase=Running(),
+        doubtful=(),
+        broken=False,
+        taken=(*job.taken, (world.generation, world.master))[-_PORTS_KEPT:],
+    )
     return job, (
         Commit(world, job.history),
         Tell(f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}"),
@@ -384,14 +661,54 @@ def _with(job: Job, member: Member) -> Job:
     return replace(job, members=tuple(sorted((*others, member), key=lambda each: each.order)))
 
 
+def _without(job: Job, node: str) -> Job:
+    return replace(job, members=tuple(member for member in job.members if member.node != node))
+
+
+def _accounted_for(job: Job, node: str) -> Job:
+    """Its agent is on a stream: it is neither absent nor in doubt."""
+    doubtful = tuple(each for each in job.doubtful if each[0] != node)
+    return replace(job, absent=job.absent - {node}, doubtful=doubtful)
+
+
+def _unaccounted(job: Job) -> str | None:
+    """Why the world before may still be getting on somewhere, so that no other one may begin."""
+    if job.absent:
+        names = ", ".join(sorted(job.absent))
+        return f"waiting for {names} to come back, or for the end of the lease"
+    until = _doubt_until(job)
+    if until is None:
+        return None
+    names = ", ".join(node for node, _ in job.doubtful)
+    return (
+        f"{names} may still be training, cut off from etcd: "
+        f"waiting until the isolation timeout ({job.config.isolation_s:g} s) has ended that"
+    )
+
+
+def _doubt_until(job: Job) -> float | None:
+    """Until when the world before may be whole, somewhere where we can't see it; None: it is not."""
+    world = job.world
+    if world is None or job.broken or not job.doubtful:
+        return None
+    if any(member.node in world.nodes and not _complete(job, member.node) for member in job.members):
+        # That member stops its part of the world before it starts the next.
+        return None
+    return max(since for _, since in job.doubtful) + job.config.isolation_s + KILL_S
+
+
+def _earliest(*times: float | None) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
 def _active(job: Job) -> bool:
     """Whether workers of the job's world may be running."""
     return isinstance(job.phase, Running | Draining)
 
 
 def _complete(job: Job, node: str) -> bool:
-    """Whether all workers of this node ended with code 0 in the world that runs."""
-    if isinstance(job.phase, Running | Draining) and job.world is not None:
+    """Whether all workers of this node ended with code 0 in the last world."""
+    if isinstance(job.phase, Running | Draining | Holding) and job.world is not None and node in job.world.nodes:
         return job.phase.finished.issuperset(job.world.ranks(node))
     return False
 

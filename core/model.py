@@ -30,12 +30,26 @@ class Member:
     order: int
     # Ports that the node's agent holds reserved, each good for one generation's master.
     ports: tuple[int, ...] = ()
+    # Where the node's agent listens; a port that refuses proves that the agent is gone.
+    control: str = ""
+    # Whether it could start at once: its standbys have imported everything, or it has none.
+    warm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
+    """A place to connect to; as text HOST:PORT, with brackets around an IPv6 address."""
+
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        host, _, port = text.rpartition(":")
+        return cls(host.strip("[]"), int(port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,8 @@ class Placement:
     address: str
     slots: int
     rank_offset: int
+    # Where the node's agent listens.
+    control: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +206,12 @@ class Stopped:
 
     reason: str
     signal: int
+    # The exit code that the user chose for a node that leaves; None: the shell's for the signal.
+    code: int | None = None
 
     @property
     def exit_code(self) -> int:
-        return 128 + self.signal
+        return 128 + self.signal if self.code is None else self.code
 
 
 Outcome: TypeAlias = Succeeded | Failed | Stopped
@@ -243,6 +261,8 @@ class Seat:
     max_restarts: int
     role: str = "default"
     error_file: str = ""
+    # The socket on which the agent gives notice of what it is about to do.
+    notices: str = ""
 
     @property
     def rank(self) -> int:

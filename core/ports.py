@@ -26,6 +26,10 @@ class Record:
     world: World | None = None
     history: History = field(default_factory=History)
     outcome: Outcome | None = None
+    # The ranks of the world that have ended with code 0, for nodes all of whose workers have.
+    finished: frozenset[int] = frozenset()
+    # When the run ended: wall clock, for people.
+    ended_at: float | None = None
 
 
 class Registry(Protocol):
@@ -40,7 +44,10 @@ class Registry(Protocol):
         ...
 
     async def commit(self, epoch: int, record: Record) -> None:
-        """Replace the record, if ``epoch`` still leads; else raise ``Fenced`` and change nothing."""
+        """Replace the record, if ``epoch`` still leads; else raise ``Fenced`` and change nothing.
+
+        Raises ``OutOfReach`` when no answer is to be had: then it may be tried again.
+        """
         ...
 
 
@@ -92,6 +99,11 @@ class Adapter(Protocol):
     @property
     def preload(self) -> tuple[str, ...]:
         """The modules that a standby imports while it waits; the framework's own comes first."""
+        ...
+
+    @property
+    def head_start_s(self) -> float:
+        """How much earlier the first node starts than the others, so that rank 0 listens when they connect."""
         ...
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:

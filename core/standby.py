@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Coroutine
 from functools import partial
 
 from elastic_adapter.core.errors import GuardLost, SpawnFailed
@@ -39,30 +40,46 @@ class StandbyPool:
         self._deaths = dict.fromkeys(range(slots), 0)
         self._filling: asyncio.Task[None] | None = None
         self._warned: set[str] = set()
+        # Set while all slots have a standby, or as many as can be had.
+        self.ready = asyncio.Event()
+        if not preload:
+            self.ready.set()
 
-    async def prepare(self) -> None:
-        """Start a bare interpreter for each slot: it boots while the agent still gets ready for the first world."""
-        self._preparing = [asyncio.create_task(self._prepare(local_rank)) for local_rank in range(self._slots)]
+    async def prepare(self, *, importing: bool = False) -> None:
+        """Start an interpreter for each slot: it boots while the agent still gets ready for the first world.
+
+        Where other nodes have to come first, it uses the wait to import what it will need.
+        """
+        preload = self._preload if importing else ()
+        slots = range(self._slots)
+        self._preparing = [asyncio.create_task(self._prepare(local_rank, preload)) for local_rank in slots]
+        if preload:
+            self.fill_now()
         # Each asks the guard before it waits for the answer.
         await asyncio.sleep(0)
 
     def follow(self, assignment: Assignment) -> None:
         """Fill the pool once the workers of this generation are past their start."""
-        self._refill(assignment)
+        self._refill(self._fill_beside(assignment))
 
     def fill_now(self) -> None:
-        """Fill the pool at once: nothing else runs here that it could disturb."""
-        self._refill(None)
+        """Fill the pool at once, and quickly: nothing runs here that it could disturb."""
+        self._refill(self._fill(gently=False, background=False))
 
     async def take(self, local_rank: int) -> Standby | None:
         """A standby for this slot, imported or still importing; None: start cold."""
-        await asyncio.gather(*self._preparing)
+        await self._prepared()
         self._preparing = []
         standby = self._standbys.pop(local_rank, None)
         if standby is not None and not standby.process.alive:
             discard(standby)
             return None
         return standby
+
+    async def _prepared(self) -> None:
+        """Not gathered: whoever stops waiting does not stop what it waits for."""
+        if self._preparing:
+            await asyncio.wait(self._preparing)
 
     def stop_filling(self) -> None:
         """Leave the CPU to whatever comes now."""
@@ -78,32 +95,40 @@ class StandbyPool:
         for standby in standbys.values():
             discard(standby)
 
-    async def _prepare(self, local_rank: int) -> None:
+    async def _prepare(self, local_rank: int, preload: tuple[str, ...]) -> None:
         # One that can't be started will be started cold, and its error told then.
         with contextlib.suppress(SpawnFailed, GuardLost):
-            self._standbys[local_rank] = await self._starter.standby(local_rank)
+            self._standbys[local_rank] = await self._starter.standby(local_rank, preload)
 
-    def _refill(self, assignment: Assignment | None) -> None:
+    def _refill(self, filling: Coroutine[None, None, None]) -> None:
         self.stop_filling()
         if not self._preload:
+            filling.close()
             return
-        self._filling = asyncio.create_task(self._fill(assignment))
+        self._filling = asyncio.create_task(filling)
 
-    async def _fill(self, assignment: Assignment | None) -> None:
-        rests = assignment is None or await _past_the_start(assignment)
-        at_once = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 8))
-        await asyncio.gather(*(self._keep(local_rank, at_once, gently=not rests) for local_rank in range(self._slots)))
+    async def _fill_beside(self, assignment: Assignment) -> None:
+        rests = await _past_the_start(assignment)
+        await self._fill(gently=not rests, background=True)
+
+    async def _fill(self, *, gently: bool, background: bool) -> None:
+        await self._prepared()
+        cpus = os.cpu_count() or 1
+        at_once = asyncio.Semaphore(max(1, cpus // 8) if background else cpus)
+        making = [self._keep(slot, at_once, gently=gently, background=background) for slot in range(self._slots)]
+        await asyncio.gather(*making)
+        self.ready.set()
         if len(self._standbys) == self._slots:
             log.info("standbys are ready for all %d worker(s): a restart will not import anything again", self._slots)
 
-    async def _keep(self, local_rank: int, at_once: asyncio.Semaphore, *, gently: bool) -> None:
+    async def _keep(self, local_rank: int, at_once: asyncio.Semaphore, *, gently: bool, background: bool) -> None:
         """Make a standby for this slot, unless it has one or its standbys do not live."""
         async with at_once:
             while self._deaths[local_rank] < _MOST_DEATHS:
                 standby = self._standbys.get(local_rank)
                 if standby is None:
                     try:
-                        standby = await self._starter.standby(local_rank, self._preload)
+                        standby = await self._starter.standby(local_rank, self._preload, background=background)
                     except (SpawnFailed, GuardLost):
                         return
                     self._standbys[local_rank] = standby
@@ -129,7 +154,7 @@ class StandbyPool:
         if self._forget(standby):
             log.warning("the standby of local rank %d ended: making another", standby.local_rank)
             if self._filling is None or self._filling.done():
-                self.fill_now()
+                self._refill(self._fill(gently=False, background=True))
 
     def _forget(self, standby: Standby) -> bool:
         """Let go of a standby that ended; False when it was no longer ours."""

@@ -19,18 +19,24 @@ from elastic_adapter.core.events import (
     Commit,
     Conclude,
     Event,
+    Keep,
     MemberJoined,
     MemberLeaving,
     MemberLost,
+    MemberReady,
+    MemberSilent,
     NodeDrained,
+    NodeStopped,
     PortsOffered,
     Send,
+    Severed,
     StopRequested,
     Tell,
     TimePassed,
     WorkerExited,
 )
 from elastic_adapter.core.job import (
+    KILL_S,
     Draining,
     Finished,
     Gathering,
@@ -70,8 +76,11 @@ def job_config(
     *,
     max_restarts: int = 0,
     quiet_s: float = 3.0,
+    leave_gather_s: float = 0.0,
+    blame_s: float = 0.0,
     drain_s: float = 30.0,
     hold_timeout_s: float | None = None,
+    isolation_s: float = 600.0,
 ) -> JobConfig:
     return JobConfig(
         job_id="test",
@@ -80,8 +89,11 @@ def job_config(
         level=level,
         policy=RestartPolicy(max_restarts),
         quiet_s=quiet_s,
+        leave_gather_s=leave_gather_s,
+        blame_s=blame_s,
         drain_s=drain_s,
         hold_timeout_s=hold_timeout_s,
+        isolation_s=isolation_s,
     )
 
 
@@ -156,9 +168,17 @@ class Referee:
         # Those present, with the ports that each holds now.
         self.present: dict[str, Member] = {}
         self.worlds: list[World] = []
+        # Nodes of the last world without a stream, and those given up without proof, and since when.
+        self.absent: set[str] = set()
+        self.doubtful: dict[str, float] = {}
+        # Whether a part of the last world is known to have stopped, failed or died.
+        self.broken = False
+        # Those who were asked to go and have not gone yet.
+        self.leaving: set[str] = set()
         # The ranks of the last world that ended with code 0.
         self.finished: set[int] = set()
-        self._spent: set[Endpoint] = set()
+        self._spent: dict[Endpoint, int] = {}
+        self._told_by_joiner: tuple[WorkerExit, ...] = ()
         self._outcome: Outcome | None = None
 
     def watch(self, before: Job, event: Event, now: float, after: Job, commands: tuple[Command, ...]) -> None:
@@ -167,10 +187,13 @@ class Referee:
             self._check_final(after, commands)
             return
         self._check_dropped(before, event, now, after, commands)
-        self._note_exit(before, event)
-        self._note_presence(before, event, after, commands)
+        # Noted before the joiner counts as present.
+        self._told_by_joiner = self._heard(event) if isinstance(event, MemberJoined) else ()
+        self._note_exits(before, event)
+        self._note_evidence(before, event, now, commands)
+        self._note_presence(event, after, commands)
         self._check_charge(before, event, now, after)
-        self._check_commit(after, commands)
+        self._check_commit(after, commands, now)
         self._check_outcome(before, event, after, commands)
         self._check_sends(before, event, after, commands)
         self._check_state(after)
@@ -194,10 +217,21 @@ class Referee:
         match event:
             case WorkerExited(exit=exit):
                 stale = not self.worlds or not _belongs(exit, self.worlds[-1])
-            case NodeDrained(generation=generation):
+            case NodeDrained(node=node, generation=generation):
                 stale = not self.worlds or generation != self.worlds[-1].generation
-            case MemberLost(node=node) | MemberLeaving(node=node) | PortsOffered(node=node):
+                stale = stale or node not in self.worlds[-1].nodes
+            case MemberLost(node=node, proven=proven):
+                stale = node not in self.present and node not in self.absent
+                stale = stale and not (proven and node in self.doubtful)
+            case MemberReady(node=node):
+                stale = node not in self.present or self.present[node].warm
+            case MemberSilent(node=node) | MemberLeaving(node=node) | PortsOffered(node=node):
                 stale = node not in self.present
+            case NodeStopped(node=node, generation=generation):
+                current = bool(self.worlds) and generation == self.worlds[-1].generation
+                stale = not current or node not in self.present or node not in self.worlds[-1].nodes
+            case Severed():
+                stale = not self.absent
             case TimePassed():
                 due = deadline(before)
                 stale = due is None or now < due
@@ -205,59 +239,132 @@ class Referee:
                 stale = False
         _require(not stale or (after == before and not commands), f"{event} is dropped")
 
-    def _note_exit(self, before: Job, event: Event) -> None:
-        if not isinstance(event, WorkerExited) or not isinstance(before.phase, Running | Draining):
-            return
-        if event.exit.ok and _belongs(event.exit, self.worlds[-1]):
-            self.finished.add(event.exit.rank)
-
-    def _note_presence(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+    def _heard(self, event: Event) -> tuple[WorkerExit, ...]:
+        """The ends of workers of the last world that an event tells of."""
         match event:
-            case MemberJoined(member=member):
-                halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
-                closed = self.config.level == Level.OFF and self.worlds and member.node not in self.present
-                if halted and not isinstance(after.phase, Finished):
-                    _require(closed, "a node is refused only at level 0 after the start")
-                    return
-                stranger = closed and member.node not in self.worlds[-1].nodes
-                _require(not stranger, "at level 0 nobody joins after the start")
-                self.present[member.node] = member
-            case MemberLost(node=node) | MemberLeaving(node=node):
-                self.present.pop(node, None)
-            case PortsOffered(node=node, ports=ports) if node in self.present:
-                held = self.present[node]
-                if isinstance(before.phase, Running | Draining) and self.worlds[-1].master.host == held.address:
-                    # The offer was on its way when the world that runs took one of its ports.
-                    ports = tuple(port for port in ports if port != self.worlds[-1].master.port)
-                self.present[node] = replace(held, ports=ports)
+            case WorkerExited(exit=exit):
+                exits: tuple[WorkerExit, ...] = (exit,)
+            case MemberJoined(member=member, exits=exits) if self._expected_back(member.node):
+                pass
+            case _:
+                exits = ()
+        return tuple(exit for exit in exits if self.worlds and _belongs(exit, self.worlds[-1]))
+
+    def _expected_back(self, node: str) -> bool:
+        return bool(self.worlds) and node in self.worlds[-1].nodes and (node in self.present or node in self.absent)
+
+    def _note_exits(self, before: Job, event: Event) -> None:
+        if isinstance(before.phase, Running | Draining):
+            self.finished |= {exit.rank for exit in self._heard(event) if exit.ok}
+
+    def _done(self, node: str) -> bool:
+        return self.worlds[-1].ranks(node) <= self.finished
+
+    def _note_evidence(self, before: Job, event: Event, now: float, commands: tuple[Command, ...]) -> None:
+        """What is known of the last world: whether it can still be whole, and what is not known of its nodes."""
+        if not self.worlds or isinstance(before.phase, Gathering):
+            return
+        nodes = self.worlds[-1].nodes
+        self.broken |= any(not exit.ok for exit in self._heard(event)) and isinstance(before.phase, Running)
+        match event:
+            case MemberLost(node=node, proven=proven) if node in nodes and not self._done(node):
+                here = node in self.present or node in self.absent
+                self.broken |= proven and (here or node in self.doubtful)
+                if proven:
+                    self.doubtful.pop(node, None)
+                elif here:
+                    self.doubtful[node] = now
+            case MemberJoined(member=member, running=running):
+                self.doubtful.pop(member.node, None)
+                begins = bool(self._behind(event)) and isinstance(before.phase, Running | Draining)
+                stopped = running != self.worlds[-1].generation and not begins and not self._done(member.node)
+                self.broken |= member.node in nodes and stopped
+            case NodeDrained(node=node, generation=generation) if isinstance(before.phase, Draining):
+                self.broken |= node in nodes and generation == self.worlds[-1].generation
+            case NodeStopped(node=node, generation=generation) if generation == self.worlds[-1].generation:
+                self.broken |= node in nodes and node in self.present and not self._done(node)
             case _:
                 pass
+        gone = {node for node, directive in sent(commands) if isinstance(directive, Halt)} & self.leaving
+        gone |= {event.node} if isinstance(event, MemberLeaving) else set()
+        self.broken |= any(node in nodes and not self._done(node) for node in gone)
+
+    def _note_presence(self, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+        match event:
+            case MemberJoined(member=member):
+                self._note_join(member, after, commands)
+            case MemberLost(node=node):
+                self.present.pop(node, None)
+                self.absent.discard(node)
+            case MemberSilent(node=node) if node in self.present:
+                del self.present[node]
+                self.absent |= {node} & set(self.worlds[-1].nodes if self.worlds else ())
+            case MemberReady(node=node) if node in self.present:
+                self.present[node] = replace(self.present[node], warm=True)
+            case MemberLeaving(node=node) if node in self.present:
+                self.leaving.add(node)
+            case PortsOffered(node=node) if node in self.present:
+                self._note_offer(event)
+            case _:
+                pass
+        for node, directive in sent(commands):
+            if isinstance(directive, Halt) and node in self.leaving:
+                self.leaving.discard(node)
+                self.present.pop(node, None)
+        self.leaving &= self.present.keys()
+
+    def _note_join(self, member: Member, after: Job, commands: tuple[Command, ...]) -> None:
+        halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
+        known = member.node in self.present or member.node in self.absent
+        closed = self.config.level == Level.OFF and self.worlds and not known
+        if halted and member.node not in self.leaving and not isinstance(after.phase, Finished):
+            _require(closed, "a node is refused only at level 0 after the start")
+            return
+        stranger = closed and member.node not in self.worlds[-1].nodes
+        _require(not stranger, "at level 0 nobody joins after the start")
+        self.present[member.node] = member
+        self.absent.discard(member.node)
+
+    def _note_offer(self, offer: PortsOffered) -> None:
+        """The offer may have been on its way when a later world took one of its ports."""
+        held = self.present[offer.node]
+        spent = {
+            endpoint.port
+            for endpoint, generation in self._spent.items()
+            if endpoint.host == held.address and generation > offer.seen
+        }
+        self.present[offer.node] = replace(held, ports=tuple(port for port in offer.ports if port not in spent))
 
     def _check_charge(self, before: Job, event: Event, now: float, after: Job) -> None:
         old, new = before.history.charged, after.history.charged
-        failing = (
-            isinstance(event, WorkerExited)
-            and not event.exit.ok
-            and isinstance(before.phase, Running)
-            and _belongs(event.exit, self.worlds[-1])
-        )
+        told = self._heard(event) if isinstance(event, WorkerExited) else self._told_by_joiner
+        failing = any(not exit.ok for exit in told) and isinstance(before.phase, Running)
+        suspected = before.phase.suspect if isinstance(before.phase, Running) else None
         if new != old:
-            _require(failing and new == (*old, now), "only a failing worker of the world that runs is charged")
+            due = failing or suspected is not None
+            _require(due and new == (*old, now), "only a failing worker of the world that runs is charged")
         elif failing:
-            _require(isinstance(after.phase, Finished), "a failure is charged or ends the job")
+            waits = isinstance(after.phase, Running) and after.phase.suspect is not None
+            _require(waits or isinstance(after.phase, Finished), "a failure is charged, ends the job or is looked into")
         _require(len(new) <= self.config.policy.max_restarts, "the budget is never overdrawn")
 
-    def _check_commit(self, after: Job, commands: tuple[Command, ...]) -> None:
+    def _check_commit(self, after: Job, commands: tuple[Command, ...], now: float) -> None:
         commits = [command for command in commands if isinstance(command, Commit)]
         _require(len(commits) <= 1, "a step commits one world at most")
         for commit in commits:
             previous = self.worlds[-1] if self.worlds else None
             self._check_world(commit.world, previous)
+            self._check_safety(previous, now)
             _require(commit.history == after.history, "the budget is committed with the world")
             _require(commit.world.restart_count == len(after.history.charged), "the world knows its restarts")
             _require(isinstance(after.phase, Running), "a world that is committed runs")
             self.worlds.append(commit.world)
             self.finished.clear()
+            self.doubtful.clear()
+            self.broken = False
+        for command in commands:
+            if isinstance(command, Keep):
+                _require(command.finished == self.finished, "the ranks that ended are kept as they are")
         _require(after.world == (self.worlds[-1] if self.worlds else None), "no world without a commit")
 
     def _check_world(self, world: World, previous: World | None) -> None:
@@ -277,6 +384,19 @@ class Referee:
             self._check_order(world, previous)
         self._spend(world)
 
+    def _check_safety(self, previous: World | None, now: float) -> None:
+        """Never two worlds that get on: the one before has stopped, or can't be whole, or its time is over."""
+        _require(not self.absent, "no world is formed while a node of the last one is silent")
+        if previous is not None and self._doubt_until(previous) is not None:
+            over = all(now >= since + self.config.isolation_s + KILL_S for since in self.doubtful.values())
+            _require(over, "no world is formed while the last one may be whole elsewhere")
+
+    def _doubt_until(self, world: World) -> float | None:
+        stops = any(node in world.nodes and not self._done(node) for node in self.present)
+        if self.broken or stops or not self.doubtful:
+            return None
+        return max(self.doubtful.values()) + self.config.isolation_s + KILL_S
+
     def _check_order(self, world: World, previous: World) -> None:
         survivors = [node for node in previous.nodes if node in self.present]
         _require([node for node in world.nodes if node in previous.nodes] == survivors, "survivors keep their order")
@@ -290,7 +410,7 @@ class Referee:
         _require(world.master.host == host.address, "the master is on the first node")
         _require(world.master.port in host.ports, "the first node offered the master's port")
         _require(world.master not in self._spent, "a port serves one generation")
-        self._spent.add(world.master)
+        self._spent[world.master] = world.generation
         left = tuple(port for port in host.ports if port != world.master.port)
         self.present[host.node] = replace(host, ports=left)
 
@@ -307,19 +427,24 @@ class Referee:
             case Succeeded():
                 _require(len(self.finished) == self.worlds[-1].world_size, "success takes every rank")
             case Failed(first=WorkerExit() as first):
-                _require(event == WorkerExited(first) and not first.ok, "the first failure is the one that decided")
+                decided = event == WorkerExited(first) or first in self._told_by_joiner
+                decided |= isinstance(before.phase, Running) and first == before.phase.suspect
+                _require(decided and not first.ok, "the first failure is the one that decided")
                 budget = self.config.policy.max_restarts
                 _require(len(before.history.charged) == budget, "the whole budget is used before giving up")
             case Failed():
                 _require(outcome.exit_code == 1, "without a worker's failure the code is 1")
             case Stopped(signal=number):
+                by_time = isinstance(event, TimePassed) or bool(commands)
                 asked = isinstance(event, StopRequested | MemberLeaving) and event.signal == number
+                asked |= by_time and isinstance(before.phase, Running) and bool(before.phase.leaving)
                 _require(asked, "a stop has somebody who asked for it")
 
     def _check_sends(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         directives = sent(commands)
         guests = {event.member.node} if isinstance(event, MemberJoined) else set()
         guests |= {event.node} if isinstance(event, MemberLeaving) else set()
+        guests |= {each.node for each in before.phase.leaving} if isinstance(before.phase, Running) else set()
         strangers = {node for node, _ in directives} - self.present.keys() - guests
         _require(not strangers, f"{strangers} are told something but not present")
         done: set[int] = set()
@@ -328,34 +453,53 @@ class Referee:
                 done.add(command.world.generation)
             if isinstance(command, Send) and isinstance(command.directive, Run):
                 given = command.directive.assignment
-                _require(given.generation in done, "a world is committed before it is sent")
+                again = given.generation == self.worlds[-1].generation and command.node in self._behind(event)
+                _require(given.generation in done or again, "a world is committed before it is sent")
                 _require(given == self.worlds[-1].assignment(command.node), "a node is sent its part of the world")
         told: dict[type[Directive], list[str]] = {Run: [], Hold: [], Drain: [], Halt: []}
         for node, directive in directives:
             told[type(directive)].append(node)
-        expected = self._expected(before, after, committed(commands))
+        expected = self._expected(before, event, after, committed(commands))
         for kind, nodes in expected.items():
             _require(sorted(told[kind]) == sorted(nodes), f"{kind.__name__} goes to {sorted(nodes)}, once each")
         if isinstance(after.phase, Finished):
             _require(self.present.keys() <= set(told[Halt]), "at the end everybody present is told")
 
-    def _expected(self, before: Job, after: Job, worlds: tuple[World, ...]) -> dict[type[Directive], list[str]]:
+    def _behind(self, event: Event) -> list[str]:
+        """A node that comes back without having seen the world that runs."""
+        if not isinstance(event, MemberJoined) or event.seen is None or not self.worlds:
+            return []
+        world, node = self.worlds[-1], event.member.node
+        late = event.seen < world.generation != event.running and node in world.nodes and not self._done(node)
+        return [node] if late else []
+
+    def _expected(
+        self, before: Job, event: Event, after: Job, worlds: tuple[World, ...]
+    ) -> dict[type[Directive], list[str]]:
         """Who must be told to run, to hold and to drain in a step between these two states."""
         here = [node for node in self.worlds[-1].nodes if node in self.present] if self.worlds else []
         active = isinstance(before.phase, Running | Draining)
+        over = isinstance(after.phase, Running) and after.phase.suspect is not None
+        again = self._behind(event) if active and isinstance(after.phase, Running | Draining) and not over else []
+        held = here if active and isinstance(after.phase, Holding) else []
+        if isinstance(before.phase, Holding) and isinstance(after.phase, Holding):
+            held = [event.member.node] if isinstance(event, MemberJoined) and event.running is not None else []
+        if active and isinstance(event, MemberJoined) and event.running is not None and not held:
+            stranger = event.member.node in self.present and event.member.node not in self.worlds[-1].nodes
+            held = [event.member.node] if stranger else []
         return {
-            Run: list(worlds[0].nodes) if worlds else [],
-            Hold: here if active and isinstance(after.phase, Holding) else [],
+            Run: list(worlds[0].nodes) if worlds else again,
+            Hold: held,
             Drain: here if isinstance(before.phase, Running) and isinstance(after.phase, Draining) else [],
         }
 
     def _check_state(self, after: Job) -> None:
         if isinstance(after.phase, Finished):
             return
-        by_node = {member.node: member.ports for member in after.members}
+        by_node = {member.node: (member.ports, member.warm) for member in after.members}
         _require(len(by_node) == len(after.members), "a node is a member once")
-        mine = {node: member.ports for node, member in self.present.items()}
-        _require(by_node == mine, "the members are those present, with the ports they hold")
+        mine = {node: (member.ports, member.warm) for node, member in self.present.items()}
+        _require(by_node == mine, "the members are those present, with the ports they hold, as warm as they are")
         orders = [member.order for member in after.members]
         _require(orders == sorted(orders), "the members are in the order of joining")
         if isinstance(after.phase, Running | Draining):
@@ -363,15 +507,17 @@ class Referee:
             _require(after.phase.finished == self.finished, "the ranks that ended are known")
             _require(world.restart_count == len(after.history.charged), "every charge led to a world")
             for node in world.nodes:
-                fine = node in self.present or world.ranks(node) <= self.finished
+                fine = node in self.present or node in self.absent or world.ranks(node) <= self.finished
                 _require(fine, f"{node} is gone with unfinished workers, but the world runs on")
         if isinstance(after.phase, Gathering | Holding) and len(self.present) >= self.required:
-            able = all(member.ports for member in self.present.values())
+            able = all(member.ports for member in self.present.values()) and not self.absent
             quiet = isinstance(after.phase, Gathering) and deadline(after) is not None
-            _require(quiet or not able, "a job that lacks nothing waits for nothing but the quiet time")
+            doubt = bool(self.worlds) and self._doubt_until(self.worlds[-1]) is not None
+            _require(quiet or doubt or not able, "a job that lacks nothing waits for nothing but the quiet time")
         if isinstance(after.phase, Running) and self.config.level == Level.ELASTIC and not self.finished:
             size = len(self.worlds[-1].nodes)
-            room = size < min(len(self.present), self.config.max_nodes)
+            ready = len({node for node, member in self.present.items() if member.warm} | set(self.worlds[-1].nodes))
+            room = size < min(ready, self.config.max_nodes)
             _require(not room or deadline(after) is not None, "a newcomer for whom there is room is not forgotten")
         if isinstance(after.phase, Draining):
             _require(self.config.level == Level.ELASTIC, "only an elastic job drains")
@@ -389,6 +535,8 @@ def _words(command: Command) -> str:
     match command:
         case Commit(world=world):
             return world.reason
+        case Keep(finished=finished):
+            return f"finished: {sorted(finished)}"
         case Conclude(outcome=outcome) | Send(directive=Halt(outcome=outcome)):
             return outcome.reason
         case Send(directive=Run(assignment=assignment)):
@@ -442,11 +590,22 @@ class Story:
     def fresh_ports(self, number: int) -> tuple[int, ...]:
         return tuple(next(self._ports) for _ in range(number))
 
-    def join(self, node: str, running: int | None = None, *, slots: int = 1, ports: int = 9) -> None:
+    def join(
+        self,
+        node: str,
+        running: int | None = None,
+        *,
+        slots: int = 1,
+        ports: int = 9,
+        seen: int | None = None,
+        exits: tuple[WorkerExit, ...] = (),
+        warm: bool = True,
+    ) -> None:
         """A node comes, or comes again: then it still holds the ports that no world has taken."""
         held = self.referee.present[node].ports if node in self.referee.present else ()
         offer = (*held, *self.fresh_ports(max(0, ports - len(held))))
-        self.tell(MemberJoined(member(node, order=next(self._orders), slots=slots, ports=offer), running))
+        joiner = replace(member(node, order=next(self._orders), slots=slots, ports=offer), warm=warm)
+        self.tell(MemberJoined(joiner, running, seen, exits))
 
     def exit(self, rank: int, code: int = 0, *, signal: int | None = None, generation: int | None = None) -> None:
         """The worker with this rank ends, on the node where it runs."""
@@ -491,19 +650,32 @@ class Story:
             "join": lambda node: self.join(*_at(node)),
             "join-without-ports": lambda node: self.join(node, ports=0),
             "offer": lambda node: self.tell(PortsOffered(node, self.fresh_ports(1))),
+            "join-cold": lambda node: self.join(node, warm=False),
+            "join-behind": lambda node: self.join(node, seen=self.generation - 1),
+            "ready": lambda node: self.tell(MemberReady(node)),
+            "hush": lambda node: self.tell(MemberSilent(node, "its stream broke")),
+            "sever": lambda _: self.tell(Severed("etcd is out of reach and a node is silent")),
             "lose": lambda node: self.tell(MemberLost(node, "its stream broke")),
+            "give-up": lambda node: self.tell(MemberLost(node, "its lease ended", proven=False)),
+            "stopped": self._stopped,
             "leave": lambda node: self.tell(MemberLeaving(node, signal.SIGTERM)),
             "stop": lambda node: self.tell(StopRequested(node, signal.SIGINT)),
             "drained": self._drained,
             "ok": lambda rank: self._exited(rank, 0),
             "fail": lambda rank: self._exited(rank, 1),
             "kill": lambda rank: self.exit(int(rank), signal=signal.SIGKILL),
+            "crash": lambda rank: self.exit(int(rank), signal=signal.SIGSEGV),
             "wait": lambda seconds: self.wait(float(seconds)),
         }
 
     def _drained(self, word: str) -> None:
         node, generation = _at(word)
         self.tell(NodeDrained(node, self.generation if generation is None else generation))
+
+    def _stopped(self, word: str) -> None:
+        node, generation = _at(word)
+        number = self.generation if generation is None else generation
+        self.tell(NodeStopped(node, number, "it is cut off"))
 
     def _exited(self, word: str, default: int) -> None:
         head, generation = _at(word)

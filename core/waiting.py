@@ -19,6 +19,16 @@ async def first_of(
         task.cancel()
 
 
+async def all_of(*coroutines: Coroutine[object, object, None]) -> None:
+    """Run these side by side until cancelled; the failure of one ends the others, and is raised."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 def on_signals(numbers: Iterable[int], handler: Callable[[int], object]) -> None:
     """Call the handler when one of these comes; one that was ignored when we started (nohup) stays ignored."""
     loop = asyncio.get_running_loop()

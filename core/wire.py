@@ -7,7 +7,9 @@ from elastic_adapter.core.events import (
     Event,
     MemberJoined,
     MemberLeaving,
+    MemberReady,
     NodeDrained,
+    NodeStopped,
     PortsOffered,
     StopRequested,
     WorkerExited,
@@ -31,34 +33,75 @@ from elastic_adapter.core.model import (
 )
 from elastic_adapter.proto import control_pb2 as pb
 
-Report = PortsOffered | WorkerExited | NodeDrained | MemberLeaving | StopRequested
+# What a stream carries besides its messages: the run's token, and the epoch of whoever answers.
+TOKEN = "elastic-token"  # noqa: S105 (its name, not a token)
+EPOCH = "elastic-epoch"
+
+Report = PortsOffered | WorkerExited | NodeDrained | NodeStopped | MemberReady | MemberLeaving | StopRequested
 
 
-def hello_to_wire(member: Member, running: int | None, exits: tuple[WorkerExit, ...]) -> pb.Report:
+def hello_to_wire(state: MemberJoined) -> pb.Report:
     """An agent's full state: the first report on every stream."""
+    member = state.member
     hello = pb.Hello(
         node=member.node,
         address=member.address,
         slots=member.slots,
         ports=member.ports,
-        running=running,
-        exits=[_exit_to_wire(exit) for exit in exits],
+        running=state.running,
+        exits=[_exit_to_wire(exit) for exit in state.exits],
+        seen=state.seen or 0,
+        order=member.order,
+        control=member.control,
+        cold=not member.warm,
     )
     return pb.Report(hello=hello)
 
 
-def hello_from_wire(report: pb.Report, order: int) -> tuple[MemberJoined, tuple[WorkerExited, ...]]:
-    """The join, and the exits that the agent saw and that may not have been heard of."""
+def hello_from_wire(report: pb.Report, order: int) -> MemberJoined:
+    """What an agent that attaches tells of itself. ``order`` is for those who do not know their own."""
     hello = report.hello
-    member = Member(hello.node, hello.address, hello.slots, order, tuple(hello.ports))
-    running = hello.running if hello.HasField("running") else None
-    return MemberJoined(member, running), tuple(WorkerExited(_exit_from_wire(exit)) for exit in hello.exits)
+    member = Member(
+        node=hello.node,
+        address=hello.address,
+        slots=hello.slots,
+        order=hello.order or order,
+        ports=tuple(hello.ports),
+        control=hello.control,
+        warm=not hello.cold,
+    )
+    return MemberJoined(
+        member=member,
+        running=hello.running if hello.HasField("running") else None,
+        seen=hello.seen,
+        exits=tuple(_exit_from_wire(exit) for exit in hello.exits),
+    )
+
+
+def ping_to_wire(epoch: int) -> pb.Directive:
+    return pb.Directive(epoch=epoch, ping=pb.Ping())
+
+
+def is_ping(directive: pb.Directive) -> bool:
+    return bool(directive.WhichOneof("kind") == "ping")
+
+
+def pong_to_wire() -> pb.Report:
+    return pb.Report(pong=pb.Pong())
+
+
+def is_pong(report: pb.Report) -> bool:
+    return bool(report.WhichOneof("kind") == "pong")
 
 
 def report_to_wire(report: Report) -> pb.Report:
     match report:
-        case PortsOffered(ports=ports):
-            return pb.Report(ports_offered=pb.PortsOffered(ports=ports))
+        case PortsOffered(ports=ports, seen=seen):
+            return pb.Report(ports_offered=pb.PortsOffered(ports=ports, seen=seen))
+        case MemberReady():
+            return pb.Report(member_ready=pb.MemberReady())
+        case NodeStopped(generation=generation, reason=reason):
+            return pb.Report(node_stopped=pb.NodeStopped(generation=generation, reason=reason))
         case WorkerExited(exit=exit):
             return pb.Report(worker_exited=_exit_to_wire(exit))
         case NodeDrained(generation=generation):
@@ -75,7 +118,11 @@ def report_from_wire(report: pb.Report, node: str) -> Event | None:
     """The event that a report means; None for one that this version does not know."""
     match report.WhichOneof("kind"):
         case "ports_offered":
-            return PortsOffered(node, tuple(report.ports_offered.ports))
+            return PortsOffered(node, tuple(report.ports_offered.ports), report.ports_offered.seen)
+        case "member_ready":
+            return MemberReady(node)
+        case "node_stopped":
+            return NodeStopped(node, report.node_stopped.generation, report.node_stopped.reason)
         case "worker_exited":
             return WorkerExited(_exit_from_wire(report.worker_exited))
         case "node_drained":

@@ -86,12 +86,12 @@ class Starter:
             process.channel.send({**self._program(self.program), "start": {"args": args}})
         return self._seated(seat, process, warm=False)
 
-    async def standby(self, local_rank: int, preload: tuple[str, ...] = ()) -> Standby:
-        """Start a process that waits for a seat, at low priority if it imports something. Raises SpawnFailed."""
+    async def standby(self, local_rank: int, preload: tuple[str, ...] = (), *, background: bool = False) -> Standby:
+        """Start a process that waits for a seat, at low priority if it is for the background. Raises SpawnFailed."""
         assert isinstance(self.program, PythonProgram)
         words = ("(standby)", self.program.target) if preload else (self.program.target, *self.program.args)
         argv = self._bootstrap(*words)
-        spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=bool(preload))
+        spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=background)
         standby = Standby(local_rank, await self.guard.spawn(spawn), warm=bool(preload))
         standby.process.channel.listen(standby.hear)
         standby.process.channel.send({**self._program(self.program), "preload": preload})
@@ -123,7 +123,7 @@ class Starter:
             source, detail = self._words(worker)
             detail = detail[-_LONGEST_DETAIL:]
         return WorkerExit(
-            node=self.node.node,
+            node=worker.seat.node,
             generation=worker.seat.assignment.generation,
             local_rank=worker.seat.local_rank,
             rank=worker.seat.rank,
@@ -204,7 +204,7 @@ class Starter:
     def _prefix(self, seat: Seat) -> bytes:
         template = Template(self.node.output.prefix)
         return template.safe_substitute(
-            node=self.node.node, rank=seat.rank, local_rank=seat.local_rank, role_name=self.node.role
+            node=seat.node, rank=seat.rank, local_rank=seat.local_rank, role_name=self.node.role
         ).encode()
 
     def _worker_folder(self, restart_count: int, local_rank: int) -> Path:

@@ -32,7 +32,7 @@ def plan(
     placements: list[Placement] = []
     offset = 0
     for member in seated:
-        placements.append(Placement(member.node, member.address, member.slots, offset))
+        placements.append(Placement(member.node, member.address, member.slots, offset, member.control))
         offset += member.slots
     return World(
         generation=previous.generation + 1 if previous is not None else 1,

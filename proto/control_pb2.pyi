@@ -6,42 +6,74 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested")
+    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PORTS_OFFERED_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
     NODE_DRAINED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_READY_FIELD_NUMBER: _ClassVar[int]
+    NODE_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ports_offered: PortsOffered
     worker_exited: WorkerExited
     node_drained: NodeDrained
     leaving: Leaving
     stop_requested: StopRequested
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ...) -> None: ...
+    member_ready: MemberReady
+    node_stopped: NodeStopped
+    pong: Pong
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "address", "slots", "ports", "running", "exits")
+    __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     EXITS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     slots: int
     ports: _containers.RepeatedScalarFieldContainer[int]
     running: int
     exits: _containers.RepeatedCompositeFieldContainer[WorkerExited]
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ...) -> None: ...
+    seen: int
+    order: int
+    control: str
+    cold: bool
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., seen: _Optional[int] = ..., order: _Optional[int] = ..., control: _Optional[str] = ..., cold: bool = ...) -> None: ...
 
 class PortsOffered(_message.Message):
-    __slots__ = ("ports",)
+    __slots__ = ("ports", "seen")
     PORTS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     ports: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ports: _Optional[_Iterable[int]] = ...) -> None: ...
+    seen: int
+    def __init__(self, ports: _Optional[_Iterable[int]] = ..., seen: _Optional[int] = ...) -> None: ...
+
+class MemberReady(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStopped(_message.Message):
+    __slots__ = ("generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WorkerExited(_message.Message):
     __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node")
@@ -86,18 +118,24 @@ class StopRequested(_message.Message):
     def __init__(self, signal: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("epoch", "run", "drain", "hold", "halt")
+    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run: Run
     drain: Drain
     hold: Hold
     halt: Halt
-    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ...) -> None: ...
+    ping: Ping
+    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("host", "port")

@@ -17,6 +17,7 @@ class PaddleAdapter:
     gpus: int = 0
     name: str = "paddle"
     preload: tuple[str, ...] = ("paddle", "paddle.distributed")
+    head_start_s: float = 0.0
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:
         if "PADDLE_DISTRI_BACKEND" in inherited:
