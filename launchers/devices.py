@@ -27,6 +27,12 @@ class Machine:
     cpus: Callable[[], frozenset[int]]
     installed: Callable[[str], bool]
     resolvable: Callable[[str], bool]
+    # Whether a host is this machine.
+    local: Callable[[str], bool]
+    # The address of this machine by which it reaches a host and port; None: there is no way.
+    address_towards: Callable[[str, int], str | None]
+    # The file with the certificates that this system trusts.
+    roots: Callable[[], str | None]
     new_id: Callable[[], str]
     host_name: str
     python: str
@@ -43,6 +49,9 @@ def this_machine() -> Machine:
         cpus=lambda: frozenset(os.sched_getaffinity(0)),
         installed=installed,
         resolvable=resolvable,
+        local=local,
+        address_towards=address_towards,
+        roots=roots,
         new_id=_new_id,
         host_name=os.uname().nodename,
         python=sys.executable,
@@ -185,6 +194,61 @@ def resolvable(host: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return True
+
+
+def local(host: str) -> bool:
+    """Whether one of the host's addresses can be bound here."""
+    import socket
+
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    import socket
+
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """What the routes say: connecting a datagram socket sends nothing."""
+    import socket
+
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as sock:
+                sock.connect(address)
+                return str(sock.getsockname()[0])
+        except OSError:
+            continue
+    return None
+
+
+_ROOTS = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
+
+def roots() -> str | None:
+    import ssl
+
+    candidates = (ssl.get_default_verify_paths().cafile, *_ROOTS)
+    return next((path for path in candidates if path and os.path.isfile(path)), None)
 
 
 def _new_id() -> str:

@@ -33,7 +33,7 @@ def describe(plan: LaunchPlan, inherited: Mapping[str, str]) -> str:
     """The whole text. Nothing is started, reserved or written."""
     lines = ["settings", *_settings(plan)]
     for local_rank in range(plan.node.slots):
-        lines += ["", f"worker {local_rank}", *_worker(plan, local_rank, inherited)]
+        lines += ["", f"worker {local_rank}{_condition(plan)}", *_worker(plan, local_rank, inherited)]
     if plan.notes:
         lines += ["", "notes", *(f"  {note}" for note in plan.notes)]
     return "\n".join(lines) + "\n"
@@ -66,19 +66,26 @@ def _command(plan: LaunchPlan, local_rank: int) -> tuple[str, ...]:
     return program.command()
 
 
+def _condition(plan: LaunchPlan) -> str:
+    """Which place a node gets among others, and how many come, is known at the start only."""
+    nodes = plan.job.max_nodes
+    return "" if plan.cluster is None else f", if this node is number {(plan.node.place or 0) + 1} of {nodes}"
+
+
 def _seat(plan: LaunchPlan, local_rank: int) -> Seat:
-    """The place of a worker in the first generation."""
-    slots = plan.node.slots
+    """The place of a worker in the first generation, if all nodes come."""
+    slots, nodes, place = plan.node.slots, plan.job.max_nodes, plan.node.place or 0
+    master = plan.node.address if place == 0 else "<address of the first node>"
     return Seat(
         assignment=Assignment(
             generation=1,
             restart_count=0,
-            group_rank=0,
-            group_size=1,
-            rank_offset=0,
+            group_rank=place,
+            group_size=nodes,
+            rank_offset=place * slots,
             slots=slots,
-            world_size=slots,
-            master=Endpoint(plan.node.address, plan.node.master_port or _FreePort()),
+            world_size=nodes * slots,
+            master=Endpoint(master, plan.node.master_port or _FreePort()),
             reason="dry run",
         ),
         local_rank=local_rank,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_adapter.core.config import JobConfig, NodeConfig
+from elastic_adapter.core.config import ClusterConfig, JobConfig, NodeConfig
 from elastic_adapter.core.ports import Adapter, Program
 
 
@@ -25,5 +25,7 @@ class LaunchPlan:
     adapter: Adapter
     log_level: str
     sources: tuple[Source, ...]
+    # None: one node, nothing but this process.
+    cluster: ClusterConfig | None = None
     # Lines that the user should see once at the start.
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ looked at directly. A mistake is a ``UserError`` of one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from elastic_adapter.adapters.registry import Entry, Options, load
 from elastic_adapter.core.config import JobConfig, NodeConfig, default_level
@@ -25,13 +26,17 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 # Features of torchrun's agent that are switched on by a variable.
 _UNSUPPORTED = ("TORCHELASTIC_HEALTH_CHECK_PORT", "TORCHELASTIC_ENABLE_FILE_TIMER")
 
+# What a cluster calls its nodes: Kubernetes where the manifest passes it on, Slurm.
+_NODE_NAMES = ("POD_NAME", "SLURMD_NODENAME")
+_HOST_NAME = "default, the host's name"
+
 
 def resolve(
     values: Mapping[str, Given], words: tuple[str, ...], environ: Mapping[str, str], machine: Machine
 ) -> LaunchPlan:
     _check_unsupported(values)
-    rendezvous.check(values)
-    place = rendezvous.place(values, machine.resolvable)
+    values = rendezvous.with_conf(values)
+    place = rendezvous.meet(values, environ, machine)
     python = interpreter(values["python"], environ, machine.python)
     entry, found_by = framework.choose(values["framework"], environ, machine.installed)
     own = python == machine.python
@@ -39,21 +44,28 @@ def resolve(
     if own and not isinstance(target, NativeProgram):
         framework.check_installed(entry, machine.installed)
     slots = workers(values["nproc-per-node"], environ, machine, python)
-    job = _job(values, entry, machine)
+    job = _job(values, entry, _job_id(values, place, machine))
     signals = _signals(values["signals-to-handle"])
     options = Options(
         signals=tuple(signal_name(number) for number in signals),
         virtual_local_rank=_virtual(values["virtual-local-rank"], entry, slots, environ.get("CUDA_VISIBLE_DEVICES")),
         gpus=gpu_count(machine, environ) if entry.counts_gpus else 0,
     )
+    name = _node_id(values["node-id"], environ if place.cluster else {}, machine.host_name)
+    if place.rank is not None and name.origin == _HOST_NAME:
+        # Two nodes of one rank are a mistake, and found by their name.
+        name = Given("node-id", f"node-{place.rank}", "default, the node rank")
     node = NodeConfig(
-        node=_name(values["node-id"], lambda: machine.host_name),
+        node=name.text or "",
         address=place.address,
         slots=slots,
         output=streams.output(values, slots),
         grace_s=values["shutdown-timeout"].seconds(),
         signals=signals,
         role=values["role"].text or "",
+        leave_code=None if values["leave-exit-code"].text is None else values["leave-exit-code"].whole(0, 255),
+        leave_signal=_leave_signal(values["leave-signal"]),
+        place=place.rank,
         master_port=place.port,
         standby=not values["no-standby"].on,
         preload=_modules(values["preload"]),
@@ -61,26 +73,67 @@ def resolve(
         cpus=_cpus(values["numa-binding"], slots, environ, machine),
     )
     adapter = load(entry, options)
+    cluster = place.cluster and replace(
+        place.cluster,
+        node_is_guessed=name.origin == _HOST_NAME,
+        common=_common(job, slots, entry),
+    )
     return LaunchPlan(
         job=job,
         node=node,
         program=target,
         adapter=adapter,
         log_level=_log_level(values["log-level"]),
-        sources=_sources(values, {"framework": (entry.name, found_by), **_resolved(values, job, node, python)}),
+        sources=_sources(
+            values,
+            {
+                "framework": (entry.name, found_by),
+                "node-id": (node.node, name.origin),
+                **_resolved(values, job, node, python),
+                **_met(values, job, place),
+            },
+        ),
+        cluster=cluster,
         notes=(*place.notes, *_notes(values, adapter, slots, environ)),
     )
 
 
-def _job(values: Mapping[str, Given], entry: Entry, machine: Machine) -> JobConfig:
+def _job(values: Mapping[str, Given], entry: Entry, job_id: str) -> JobConfig:
     min_nodes, max_nodes = rendezvous.nodes(values["nnodes"])
     level = _level(values["fault-tolerance-level"], min_nodes, max_nodes)
+    hold = values["hold-timeout"]
     return JobConfig(
-        job_id=_name(values["rdzv-id"], machine.new_id),
+        job_id=job_id,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         level=level,
         policy=RestartPolicy(_max_restarts(values, entry, level)),
+        quiet_s=values["quiet-time"].seconds(),
+        drain_s=values["drain-timeout"].seconds(),
+        hold_timeout_s=None if hold.text is None else hold.seconds(positive=True),
+        lease_s=values["lease-ttl"].whole(2),
+        isolation_s=values["isolation-timeout"].seconds(),
+    )
+
+
+def _job_id(values: Mapping[str, Given], place: rendezvous.Place, machine: Machine) -> str:
+    """A job of several nodes has its name from the user, or, where its endpoint tells it from others, torchrun's."""
+    return _name(values["rdzv-id"], machine.new_id if place.cluster is None else lambda: "none")
+
+
+def _common(job: JobConfig, slots: int, entry: Entry) -> tuple[tuple[str, str], ...]:
+    """What all nodes must be told alike."""
+    return (
+        ("nnodes", f"{job.min_nodes}:{job.max_nodes}"),
+        ("nproc-per-node", str(slots)),
+        ("framework", entry.name),
+        ("fault-tolerance-level", str(int(job.level))),
+        ("max-restarts", str(job.policy.max_restarts)),
+        ("quiet-time", f"{job.quiet_s:g}"),
+        ("drain-timeout", f"{job.drain_s:g}"),
+        ("hold-timeout", "none" if job.hold_timeout_s is None else f"{job.hold_timeout_s:g}"),
+        ("lease-ttl", str(job.lease_s)),
+        ("isolation-timeout", f"{job.isolation_s:g}"),
     )
 
 
@@ -151,6 +204,16 @@ def _max_restarts(values: Mapping[str, Given], entry: Entry, level: Level) -> in
     return restarts
 
 
+def _node_id(given: Given, environ: Mapping[str, str], host_name: str) -> Given:
+    """The node's name and where it came from: given, or what the cluster calls it, or our guess."""
+    named = (Given("node-id", environ.get(variable) or None, f"variable {variable}") for variable in _NODE_NAMES)
+    found = next((each for each in (given, *named) if each.text is not None), None)
+    if found is None:
+        return Given("node-id", host_name, _HOST_NAME)
+    _name(found, str)
+    return found
+
+
 def _name(given: Given, default: Callable[[], str]) -> str:
     """A name that can be part of a folder's name and of a key."""
     if given.text is None:
@@ -161,20 +224,28 @@ def _name(given: Given, default: Callable[[], str]) -> str:
 
 
 def _signals(given: Given) -> tuple[int, ...]:
-    import signal
-
-    known = {each.name: each for each in signal.Signals}
-    numbers: dict[int, None] = {}
-    for item in given.items():
-        found = known.get(item.upper()) or known.get("SIG" + item.upper())
-        if found is None:
-            raise given.wrong("names of signals such as SIGTERM,SIGUSR1", f"{item!r} is none")
-        if found in (signal.SIGKILL, signal.SIGSTOP):
-            raise given.wrong("signals that a process can handle", f"{found.name} can't be")
-        numbers[int(found)] = None
+    numbers = dict.fromkeys(_signal(given, item) for item in given.items())
     if not numbers:
         raise given.wrong("at least one signal, such as SIGTERM")
     return tuple(numbers)
+
+
+def _leave_signal(given: Given) -> int | None:
+    if given.text is None:
+        return None
+    return _signal(given, given.text.strip(), "the name of a signal such as SIGUSR1")
+
+
+def _signal(given: Given, item: str, expected: str = "names of signals such as SIGTERM,SIGUSR1") -> int:
+    import signal
+
+    known = {each.name: each for each in signal.Signals}
+    found = known.get(item.upper()) or known.get("SIG" + item.upper())
+    if found is None:
+        raise given.wrong(expected, f"{item!r} is none")
+    if found in (signal.SIGKILL, signal.SIGSTOP):
+        raise given.wrong("signals that a process can handle", f"{found.name} can't be")
+    return int(found)
 
 
 def _virtual(given: Given, entry: Entry, slots: int, visible: str | None) -> bool:
@@ -236,11 +307,27 @@ def _resolved(values: Mapping[str, Given], job: JobConfig, node: NodeConfig, pyt
     """The settings whose text does not say all: value and origin."""
     return {
         "nproc-per-node": (_counted(values["nproc-per-node"], node.slots), values["nproc-per-node"].origin),
-        "rdzv-id": (job.job_id, _or_default(values["rdzv-id"], "default, new for each run")),
-        "node-id": (node.node, _or_default(values["node-id"], "default, the host's name")),
         "max-restarts": (str(job.policy.max_restarts), values["max-restarts"].origin),
         "fault-tolerance-level": (str(int(job.level)), values["fault-tolerance-level"].origin),
         "python": (python, _or_default(values["python"], "default, the launcher's own")),
+    }
+
+
+def _met(values: Mapping[str, Given], job: JobConfig, place: rendezvous.Place) -> dict[str, tuple[str, str]]:
+    """What the rendezvous came to: value and origin."""
+    job_id, endpoint, password = values["rdzv-id"], values["rdzv-endpoint"], values["etcd-password"]
+    met = {"etcd-password": ("***", password.origin)} if password.text else {}
+    if place.cluster is None:
+        return {**met, "rdzv-id": (job.job_id, _or_default(job_id, "default, new for each run"))}
+    return {
+        **met,
+        "rdzv-id": (job.job_id, job_id.origin),
+        "rdzv-endpoint": (
+            ",".join(place.cluster.endpoints),
+            _or_default(endpoint, "from --master-addr and --master-port"),
+        ),
+        "local-addr": (place.address, place.origin),
+        "listen-address": (place.cluster.listen, _or_default(values["listen-address"], "default, the node's address")),
     }
 
 

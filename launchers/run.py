@@ -8,22 +8,49 @@ import logging
 import os
 import re
 import resource
+import secrets
 import tempfile
+import time
+import uuid
 from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from elastic_adapter.core.model import Failed, Outcome, Succeeded
+from elastic_adapter.core.config import ClusterConfig
+from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.model import Endpoint, Failed, Outcome, Stopped, Succeeded, signal_name
+from elastic_adapter.core.notices import NoticeBoard
 from elastic_adapter.core.output import ConsoleHandler, LineFormatter, Output
 from elastic_adapter.core.ports import PythonProgram
 from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.standby import StandbyPool
+from elastic_adapter.core.summary import summarize
 from elastic_adapter.core.waiting import on_signals
 from elastic_adapter.core.workers import Starter
 from elastic_adapter.launchers.plan import LaunchPlan
 
+if TYPE_CHECKING:
+    from elastic_adapter.core.cluster import ClusterSession
+    from elastic_adapter.core.registry import Ended
+
 # The path of a Unix socket may have 107 characters.
 _LONGEST_PARENT = 70
 _CONSOLE_S = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What both ways of running share."""
+
+    plan: LaunchPlan
+    starter: Starter
+    pool: StandbyPool | None
+    board: NoticeBoard
+    scratch: Path
+    # Signals that came before there was an agent.
+    caught: list[int]
 
 
 def launch(plan: LaunchPlan) -> int:
@@ -74,32 +101,168 @@ async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) ->
     folder = _log_folder(plan) or scratch
     starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder)
     pool = _pool(plan, starter)
+    board = NoticeBoard(f"{scratch}/notices.sock")
+    await board.open()
+    parts = _Parts(plan, starter, pool, board, scratch, caught)
     if pool is not None:
-        await pool.prepare()
+        await pool.prepare(importing=plan.cluster is not None)
 
     # gRPC's own log lines tell a user nothing. The guard has its environment already: workers do not see this.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        if plan.cluster is None:
+            return await _run_alone(parts)
+        return await _run_among_others(parts, plan.cluster)
+    finally:
+        board.close()
+        await guard.close()
+
+
+async def _run_alone(parts: _Parts) -> Outcome:
+    """One node: the coordinator is in this process, on a registry in memory."""
     # gRPC's import is the slow part of a start: the guard and the first interpreters come up beside it.
     from elastic_adapter.core.agent import Agent
-    from elastic_adapter.core.client import Link
     from elastic_adapter.core.coordinator import Coordinator
     from elastic_adapter.core.memory import MemoryRegistry
     from elastic_adapter.core.server import Server
+    from elastic_adapter.core.session import LocalSession
 
-    coordinator = Coordinator(plan.job, registry := MemoryRegistry())
-    server = Server(coordinator, f"unix:{scratch}/core.sock")
+    plan = parts.plan
+    address = f"unix:{parts.scratch}/core.sock"
+    registry = MemoryRegistry()
+    leader = await registry.campaign(plan.node.node, address)
+    coordinator = Coordinator(plan.job, registry, leader.epoch)
+    server = Server(address)
+    server.serve(coordinator)
     await server.start()
-    leader = await registry.campaign(plan.node.node, server.address)
-    leading = asyncio.create_task(coordinator.lead(leader.epoch))
-    link = Link(leader.address)
+    leading = asyncio.create_task(coordinator.lead())
+    session = LocalSession(address)
     try:
-        agent = Agent(plan.job, plan.node, starter=starter, pool=pool, link=link)
-        return await _first(agent.run(caught), leading)
+        agent = Agent(plan.job, plan.node, starter=parts.starter, pool=parts.pool, session=session, board=parts.board)
+        return await _first(agent.run(parts.caught), leading)
     finally:
         leading.cancel()
-        await guard.close()
-        await link.close()
+        await parts.starter.guard.close()
+        await session.close()
         await server.stop()
+
+
+async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
+    """One of several nodes, which meet in etcd."""
+    from elastic_adapter.core.agent import Agent
+    from elastic_adapter.core.cluster import ClusterSession
+    from elastic_adapter.core.codec import Card
+    from elastic_adapter.core.embedded import EmbeddedEtcd
+    from elastic_adapter.core.etcd import Etcd
+    from elastic_adapter.core.registry import Ended, EtcdRegistry
+
+    plan, guard = parts.plan, parts.starter.guard
+    place = Endpoint.parse(cluster.endpoints[0])
+    embedded = EmbeddedEtcd(guard, place.host, place.port, parts.scratch) if cluster.hosts_etcd else None
+    clients: list[Etcd] = []
+    session: ClusterSession | None = None
+    try:
+        own_etcd = embedded is not None and await embedded.start(cluster.connect_s)
+        await _unless_signalled(parts.caught, _reach(cluster))
+        clients = [Etcd(cluster.endpoints, cluster.credentials, timeout_s) for timeout_s in (2.0, plan.job.lease_s / 5)]
+        me = Card(plan.node.node, "", uuid.uuid4().hex)
+        registry = EtcdRegistry(clients[0], plan.job.job_id, me, cluster.finished_grace_s, cluster.retention_s)
+        session = ClusterSession(
+            plan.job, registry, clients[1], address=plan.node.address, listen=cluster.listen, embedded=cluster.embedded
+        )
+        ended = await _unless_signalled(parts.caught, _join(session, cluster))
+        if isinstance(ended, Ended):
+            return _told(ended)
+        node = replace(plan.node, node=session.node)
+        agent = Agent(
+            plan.job,
+            node,
+            starter=parts.starter,
+            pool=parts.pool,
+            session=session,
+            board=parts.board,
+            leaving_ends_the_job=own_etcd,
+        )
+        return await agent.run(parts.caught)
+    except _Signalled as signalled:
+        return Stopped(f"{signal_name(signalled.number)} before this node had joined the job", signalled.number)
+    finally:
+        if parts.pool is not None:
+            parts.pool.close()
+        if session is not None:
+            await session.close()
+        for client in clients:
+            await client.close()
+        if embedded is not None:
+            await embedded.close()
+
+
+class _Signalled(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+async def _unless_signalled(caught: list[int], coroutine: Coroutine[None, None, T]) -> T:
+    """Wait for it, but not longer than the user."""
+    task = asyncio.create_task(coroutine)
+    while not task.done():
+        await asyncio.wait({task}, timeout=0.1)
+        if caught and not task.done():
+            task.cancel()
+            raise _Signalled(caught[0])
+    return await task
+
+
+async def _reach(cluster: ClusterConfig) -> None:
+    """Wait until an endpoint listens. A mistake in the address is told in one line."""
+    from elastic_adapter.core.probe import probe
+    from elastic_adapter.core.succession import Answer
+
+    end = time.monotonic() + cluster.connect_s
+    while True:
+        answers = await asyncio.gather(*(probe(endpoint) for endpoint in cluster.endpoints))
+        if Answer.OPEN in answers:
+            return
+        if time.monotonic() >= end:
+            break
+        await asyncio.sleep(0.2)
+    words = {
+        Answer.REFUSED: "refuses the connection: nothing listens there",
+        Answer.SILENT: "does not answer",
+        Answer.UNKNOWN: "is a name that can't be resolved",
+    }
+    found = "; ".join(f"{place} {words[each]}" for place, each in zip(cluster.endpoints, answers, strict=True))
+    whose = "the etcd of this job (on the node that --rdzv-endpoint names)" if cluster.embedded else "etcd"
+    raise UserError(f"--rdzv-endpoint: {whose} was not reached within {cluster.connect_s:g} s: {found}")
+
+
+async def _join(session: ClusterSession, cluster: ClusterConfig) -> Ended | None:
+    """Enter the job's run. An endpoint that is no etcd, or does not let us in, is told in one line."""
+    from elastic_adapter.core.errors import OutOfReach
+    from elastic_adapter.core.etcd import EtcdRefused
+
+    places = ", ".join(cluster.endpoints)
+    end = time.monotonic() + cluster.connect_s
+    while True:
+        try:
+            return await session.join(dict(cluster.common), secrets.token_hex(16), guessed=cluster.node_is_guessed)
+        except EtcdRefused as error:
+            raise UserError(f"--rdzv-endpoint {places}: {error}") from error
+        except OutOfReach as error:
+            if time.monotonic() >= end:
+                raise UserError(
+                    f"--rdzv-endpoint {places}: something listens there, but it did not answer as an etcd "
+                    f"(v3 API) within {cluster.connect_s:g} s: {error}"
+                ) from error
+
+
+def _told(ended: Ended) -> Outcome:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ended.at))
+    result = summarize(ended.outcome, 0).splitlines()[0]
+    log = logging.getLogger("elastic_adapter.launch")
+    log.info("run %d of this job ended at %s: %s", ended.run, at, result)
+    return ended.outcome
 
 
 async def _first(agent: Coroutine[None, None, Outcome], leading: asyncio.Task[None]) -> Outcome:

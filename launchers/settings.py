@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from elastic_adapter.core.errors import UserError
 
-GROUPS = ("job", "elasticity", "workers", "logs", "other")
+GROUPS = ("job", "nodes", "elasticity", "workers", "logs", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +85,100 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "rdzv-id",
         "job",
-        "name of the job; left out: a random one",
+        "name of the job, the same on all its nodes; left out on one node: a random one",
         metavar="NAME",
         alias="job-id",
     ),
     _setting("standalone", "job", "one node, nothing else needed: the default while no other nodes are named"),
-    _setting("rdzv-backend", "job", "how nodes find each other: static or c10d", metavar="NAME", default="static"),
-    _setting("rdzv-endpoint", "job", "where they meet", metavar="HOST:PORT", default=""),
+    _setting("dry-run", "job", "print what would be run, and run nothing", torchrun=False),
+    _setting(
+        "rdzv-backend",
+        "nodes",
+        "how nodes meet: static (fixed number, --master-addr), c10d or embedded (one of them runs an etcd), "
+        "etcd, etcd-v2 or etcdv3 (an etcd that is there; its v3 API)",
+        metavar="NAME",
+        default="static",
+    ),
+    _setting(
+        "rdzv-endpoint",
+        "nodes",
+        "where they meet; etcd: a list, each with http:// or https:// if need be, port 2379 if left out; "
+        "c10d, embedded: one of the nodes, port 29400 if left out",
+        metavar="HOST:PORT",
+        default="",
+    ),
     _setting(
         "rdzv-conf",
-        "job",
-        "further rendezvous settings; checked, not needed on one node",
+        "nodes",
+        "torchrun's further settings: last_call_timeout is --quiet-time, is_host says who runs the etcd, "
+        "protocol, cacert, cert and key are for etcd",
         metavar="K=V,...",
         default="",
     ),
-    _setting("node-id", "job", "name of this node; left out: the host's name", metavar="NAME", torchrun=False),
-    _setting("node-rank", "job", "rank of this node", metavar="N", default="0"),
-    _setting("master-addr", "job", "address of rank 0's node", metavar="HOST", default="127.0.0.1"),
-    _setting("master-port", "job", "port for rank 0; left out: a free one for each generation", metavar="PORT"),
-    _setting("local-addr", "job", "address of this node", metavar="HOST"),
-    _setting("dry-run", "job", "print what would be run, and run nothing", torchrun=False),
+    _setting(
+        "node-id",
+        "nodes",
+        "name of this node; left out: POD_NAME, SLURMD_NODENAME (several nodes), or the host's name",
+        metavar="NAME",
+        torchrun=False,
+    ),
+    _setting("node-rank", "nodes", "static: rank of this node", metavar="N", default="0"),
+    _setting("master-addr", "nodes", "static: address of rank 0's node", metavar="HOST", default="127.0.0.1"),
+    _setting(
+        "master-port",
+        "nodes",
+        "static: on one node the port for rank 0; on several where they meet, 29500 if left out; "
+        "else a free one for each generation",
+        metavar="PORT",
+    ),
+    _setting(
+        "local-addr",
+        "nodes",
+        "address by which others reach this node; left out: POD_IP, or the one that leads to the endpoint",
+        metavar="HOST",
+    ),
+    _setting(
+        "listen-address",
+        "nodes",
+        "address to listen on, such as 0.0.0.0; left out: this node's own address",
+        metavar="HOST",
+        torchrun=False,
+    ),
+    _setting(
+        "connect-timeout",
+        "nodes",
+        "how long to wait for etcd at the start",
+        metavar="SECONDS",
+        default="10",
+        torchrun=False,
+    ),
+    _setting("etcd-ca", "nodes", "certificates to trust etcd by, PEM", metavar="PATH", torchrun=False),
+    _setting("etcd-cert", "nodes", "certificate to show to etcd, PEM", metavar="PATH", torchrun=False),
+    _setting("etcd-key", "nodes", "the certificate's private key, PEM", metavar="PATH", torchrun=False),
+    _setting(
+        "etcd-user",
+        "nodes",
+        "user to log in to etcd as; the password is read from ELASTIC_ETCD_PASSWORD only",
+        metavar="NAME",
+        torchrun=False,
+    ),
+    Setting("etcd-password", "nodes", "the user's password", (), ("ELASTIC_ETCD_PASSWORD",), None, "TEXT"),
+    _setting(
+        "finished-grace",
+        "nodes",
+        "for how long after a run's end a start is told its result instead of beginning a new run",
+        metavar="SECONDS",
+        default="10",
+        torchrun=False,
+    ),
+    _setting(
+        "retention",
+        "nodes",
+        "how long etcd keeps a run after its end",
+        metavar="SECONDS",
+        default="3600",
+        torchrun=False,
+    ),
     _setting(
         "max-restarts",
         "elasticity",
@@ -116,6 +190,59 @@ SETTINGS: tuple[Setting, ...] = (
         "elasticity",
         "0: off, 1: fault-tolerant, 2: elastic; left out: 2 if MIN is below MAX, else 1",
         metavar="LEVEL",
+        torchrun=False,
+    ),
+    _setting(
+        "quiet-time",
+        "elasticity",
+        "with MIN nodes there, how long no further one must have come before training begins without it",
+        metavar="SECONDS",
+        default="3",
+        torchrun=False,
+    ),
+    _setting(
+        "drain-timeout",
+        "elasticity",
+        "how long workers may take to save and stop before a planned change of nodes",
+        metavar="SECONDS",
+        default="30",
+        torchrun=False,
+    ),
+    _setting(
+        "hold-timeout",
+        "elasticity",
+        "how long the nodes left wait for a replacement before the job fails; left out: without limit",
+        metavar="SECONDS",
+        torchrun=False,
+    ),
+    _setting(
+        "lease-ttl",
+        "elasticity",
+        "after how long without a sign of life a node counts as lost; whole, at least 2",
+        metavar="SECONDS",
+        default="5",
+        torchrun=False,
+    ),
+    _setting(
+        "isolation-timeout",
+        "elasticity",
+        "how long all nodes train on while etcd is out of reach; 0: no longer than --lease-ttl",
+        metavar="SECONDS",
+        default="600",
+        torchrun=False,
+    ),
+    _setting(
+        "leave-exit-code",
+        "elasticity",
+        "exit code of a node that is told to leave while the job goes on; left out: 128 + the signal's number",
+        metavar="N",
+        torchrun=False,
+    ),
+    _setting(
+        "leave-signal",
+        "elasticity",
+        "signal that tells workers that their node is about to leave; left out: none",
+        metavar="NAME",
         torchrun=False,
     ),
     _setting("no-standby", "elasticity", "keep no idle process with the framework imported", torchrun=False),
@@ -239,13 +366,14 @@ class Given:
             raise self.wrong(f"a whole number {limits}")
         return number
 
-    def seconds(self) -> float:
+    def seconds(self, *, positive: bool = False) -> float:
+        expected = "a number of seconds above 0" if positive else "a number of seconds, 0 or more"
         try:
             value = float(self.text or "")
         except ValueError:
-            raise self.wrong("a number of seconds, 0 or more") from None
-        if not 0 <= value < float("inf"):
-            raise self.wrong("a number of seconds, 0 or more")
+            raise self.wrong(expected) from None
+        if not 0 <= value < float("inf") or (positive and value == 0):
+            raise self.wrong(expected)
         return value
 
     def items(self) -> tuple[str, ...]:
