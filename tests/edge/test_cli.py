@@ -21,6 +21,7 @@ FAMILIES = ("ELASTIC_", "PET_", "PADDLE_", "TORCHELASTIC_")
 def environ(**changes: str) -> dict[str, str]:
     """This process's environment without any setting of the launcher in it."""
     named = ("LOGLEVEL", "PYTHON_EXEC", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    named += ("POD_IP", "POD_NAME", "SLURMD_NODENAME")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FAMILIES) and name not in named}
     return {**kept, **changes}
 
@@ -41,7 +42,7 @@ def test_help(folder: Path, flag: str) -> None:
     """The help shows the groups and examples, and ends well."""
     done = run(flag, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    for title in ("job:", "elasticity:", "workers:", "logs:", "examples:"):
+    for title in ("job:", "nodes:", "elasticity:", "workers:", "logs:", "examples:"):
         assert f"\n{title}\n" in done.stdout
 
 
@@ -74,6 +75,29 @@ def test_dry_run(folder: Path) -> None:
     assert [line for line in lines if line and line[0].startswith("RANK=")] == [["RANK=0"], ["RANK=1"]]
 
 
+def test_dry_run_of_several_nodes(folder: Path) -> None:
+    """This machine knows its own address and whether the endpoint is its own; the password is nowhere."""
+    words = ("--dry-run", "--framework=plain", "--nnodes=2:4", "--rdzv-id=j", "--rdzv-endpoint=localhost:7", "train.py")
+    hosting = run("--rdzv-backend=c10d", *words, cwd=folder)
+    assert (hosting.returncode, hosting.stderr) == (0, "")
+    lines = [line.split() for line in hosting.stdout.splitlines()]
+    assert ["local-addr", "localhost", "default,", "the", "endpoint's", "host"] in lines
+    assert "  the job's etcd runs on localhost: the job survives the loss of any node but that one" in (
+        hosting.stdout.splitlines()
+    )
+    etcd = run(
+        *("--rdzv-backend=etcdv3", "--rdzv-endpoint=127.0.0.1", "--etcd-user=ann", *words[:-2], words[-1]),
+        cwd=folder,
+        ELASTIC_ETCD_PASSWORD="geheim",
+    )
+    assert (etcd.returncode, etcd.stderr) == (0, "")
+    lines = [line.split() for line in etcd.stdout.splitlines()]
+    assert ["rdzv-endpoint", "127.0.0.1:2379", "flag", "--rdzv-endpoint"] in lines
+    assert ["local-addr", "127.0.0.1", "default,", "the", "way", "to", "127.0.0.1"] in lines
+    assert ["etcd-password", "***", "variable", "ELASTIC_ETCD_PASSWORD"] in lines
+    assert "geheim" not in etcd.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "changes", "parts"),
     [
@@ -82,7 +106,10 @@ def test_dry_run(folder: Path) -> None:
         (["--framework", "jax", "train.py"], {}, ["jax", "torch, paddle, plain"]),
         (["--framework", "paddle", "train.py"], {}, ["pip install 'elastic-adapter[paddle]'"]),
         (["--nnodes=3:1", "train.py"], {}, ["--nnodes", "'3:1'"]),
-        (["--nnodes=2", "train.py"], {}, ["one node"]),
+        (["--nnodes=2:3", "train.py"], {}, ["fixed number", "--rdzv-backend c10d"]),
+        (["--rdzv-backend=etcd", "train.py"], {}, ["--rdzv-endpoint HOST:PORT"]),
+        (["train.py"], {"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "localhost"}, ["--rdzv-id NAME is missing"]),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:0", "train.py"], {}, ["port 0"]),
         (["--nproc-per-node", "0", "train.py"], {}, ["--nproc-per-node", "'0'"]),
         (["--nproc-per-node", "gpu", "train.py"], {"CUDA_VISIBLE_DEVICES": ""}, ["no GPU"]),
         (["--fault-tolerance-level=0", "--max-restarts=1", "train.py"], {}, ["contradicts"]),

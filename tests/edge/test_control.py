@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import signal
 import tempfile
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -17,7 +18,9 @@ from elastic_adapter.core.errors import Fenced, LinkBroken
 from elastic_adapter.core.events import (
     MemberJoined,
     MemberLeaving,
+    MemberReady,
     NodeDrained,
+    NodeStopped,
     PortsOffered,
     StopRequested,
     WorkerExited,
@@ -72,7 +75,7 @@ class Stream:
         self._directives = None
 
     async def attach(self, member, running=None, exits=()):
-        await self.link.attach(member, running, exits)
+        await self.link.attach(MemberJoined(member, running, running, exits))
         self._directives = self.link.directives()
         return self
 
@@ -92,14 +95,17 @@ class Control:
 
     def __init__(self, folder, config):
         self.registry = MemoryRegistry()
-        self.coordinator = Coordinator(config, self.registry)
-        self._server = Server(self.coordinator, f"unix:{folder}/core.sock")
+        self._config = config
+        self._address = f"unix:{folder}/core.sock"
+        self._server = Server(self._address)
         self._streams = []
 
     async def __aenter__(self):
         await self._server.start()
-        leader = await self.registry.campaign("n0", self._server.address)
-        self.leading = asyncio.create_task(self.coordinator.lead(leader.epoch))
+        leader = await self.registry.campaign("n0", self._address)
+        self.coordinator = Coordinator(self._config, self.registry, leader.epoch)
+        self._server.serve(self.coordinator)
+        self.leading = asyncio.create_task(self.coordinator.lead())
         return self
 
     async def __aexit__(self, *_):
@@ -114,16 +120,16 @@ class Control:
         await self._server.stop()
 
     async def attach(self, member, running=None, exits=()):
-        self._streams.append(Stream(self._server.address))
+        self._streams.append(Stream(self._address))
         return await self._streams[-1].attach(member, running, exits)
 
     async def status(self):
-        async with grpc.aio.insecure_channel(self._server.address) as channel:
+        async with grpc.aio.insecure_channel(self._address) as channel:
             return await rpc.CoreStub(channel).Status(pb.StatusRequest(), timeout=WITHIN_S)
 
     async def raw(self, *reports):
         """The answer to a stream of these very reports."""
-        async with grpc.aio.insecure_channel(self._server.address) as channel:
+        async with grpc.aio.insecure_channel(self._address) as channel:
             call = rpc.CoreStub(channel).Attach(timeout=WITHIN_S)
             for report in reports:
                 await call.write(report)
@@ -297,14 +303,13 @@ def test_stream_must_begin_with_hello(control, reports):
 
 
 def test_coordinator_that_is_not_there_is_a_broken_link(folder):
-    """A link to an address where nobody listens is broken, with the reason, as soon as directives are asked for."""
+    """A link to an address where nobody listens is broken, with the reason."""
 
     async def main():
         stream = Stream(f"unix:{folder}/core.sock")
         try:
-            await asyncio.wait_for(stream.attach(member()), WITHIN_S)
             with pytest.raises(LinkBroken, match=r"UNAVAILABLE: .*core.sock"):
-                await stream.next()
+                await asyncio.wait_for(stream.attach(member()), WITHIN_S)
         finally:
             await stream.close()
 
@@ -329,7 +334,7 @@ def test_unknown_report_is_passed_over(control):
     """A report of a kind that this version does not know does not end the stream."""
 
     async def story(control):
-        code, _ = await control.raw(hello_to_wire(member(), None, ()), pb.Report())
+        code, _ = await control.raw(hello_to_wire(MemberJoined(member())), pb.Report())
         return code
 
     assert control(story) == grpc.StatusCode.OK
@@ -366,7 +371,8 @@ def test_coordinator_stops_leading_when_it_is_fenced(control):
 
     async def story(control):
         control.leading.cancel()
-        stale = asyncio.create_task(control.coordinator.lead(epoch=7))
+        control.coordinator.epoch = 7
+        stale = asyncio.create_task(control.coordinator.lead())
         stream = await control.attach(member())
         with pytest.raises(Fenced):
             await asyncio.wait_for(stale, WITHIN_S)
@@ -384,6 +390,7 @@ class Scripted(rpc.CoreServicer):
 
     async def Attach(self, requests, context):  # noqa: N802 (the name is the protocol's)
         await anext(requests)
+        await context.send_initial_metadata((("elastic-epoch", "1"),))
         for directive in self._directives:
             yield directive
 
@@ -400,7 +407,7 @@ def test_directives_of_an_older_leader_are_refused(folder):
         await server.start()
         link = Link(f"unix:{folder}/core.sock")
         try:
-            await link.attach(member(), None, ())
+            await link.attach(MemberJoined(member()))
             return [directive.reason async for directive in link.directives()]
         finally:
             await link.close()
@@ -440,7 +447,9 @@ RESUMED = Assignment(
     "report",
     [
         PortsOffered("n0", ()),
-        PortsOffered("n0", (1, 65535)),
+        PortsOffered("n0", (1, 65535), 2**40),
+        MemberReady("n0"),
+        NodeStopped("n0", 3, "etcd is out of reach"),
         NodeDrained("n0", 0),
         NodeDrained("n0", 2**40),
         MemberLeaving("n0", 15),
@@ -457,11 +466,16 @@ def test_reports_arrive_as_they_were(report):
 @pytest.mark.parametrize("running", [None, 0, 7])
 @pytest.mark.parametrize("exits", [(), tuple(EXITS)], ids=len)
 def test_hello_arrives_as_it_was(running, exits):
-    """The state that an agent begins with arrives whole; its order is the coordinator's to give."""
-    wire = hello_to_wire(member(), running, exits)
-    joined, heard = hello_from_wire(pb.Report.FromString(wire.SerializeToString()), order=5)
-    assert joined == MemberJoined(Member("n0", "127.0.0.1", 2, 5, (29500, 29501)), running)
-    assert tuple(each.exit for each in heard) == exits
+    """The state that an agent begins with arrives whole."""
+    whole = replace(member(), order=3, control="10.0.0.1:7", warm=False)
+    state = MemberJoined(whole, running, 9, exits)
+    wire = pb.Report.FromString(hello_to_wire(state).SerializeToString())
+    assert hello_from_wire(wire, order=5) == state
+
+
+def test_who_has_no_order_gets_one():
+    """An agent that does not know its place in the queue is given the next one."""
+    assert hello_from_wire(hello_to_wire(MemberJoined(member())), order=5).member.order == 5
 
 
 @pytest.mark.parametrize(

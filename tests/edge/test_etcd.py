@@ -1,21 +1,17 @@
 """The etcd client against real etcd servers."""
 
 import asyncio
-import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.config import Credentials
 from elastic_adapter.core.etcd import (
     AnswerLost,
     Compacted,
-    Credentials,
     Etcd,
     EtcdRefused,
     EtcdUnavailable,
@@ -27,80 +23,7 @@ from elastic_adapter.core.etcd import (
     read,
     read_prefix,
 )
-
-
-def binary(name):
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
-class Server:
-    """One member of an etcd cluster on loopback."""
-
-    def __init__(self, folder, name, client, peer, cluster, *flags):
-        self.name, self.port = name, client
-        self._argv = [
-            *(binary("etcd"), "--name", name, "--data-dir", str(folder / name), "--log-level", "error"),
-            *("--listen-client-urls", f"http://127.0.0.1:{client}"),
-            *("--advertise-client-urls", f"http://127.0.0.1:{client}"),
-            *("--listen-peer-urls", f"http://127.0.0.1:{peer}"),
-            *("--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"),
-            *("--initial-cluster", cluster, *flags),
-        ]
-        self._log = (folder / f"{name}.log").open("ab")
-        self.process = None
-
-    def start(self):
-        self.process = subprocess.Popen(self._argv, stdout=self._log, stderr=self._log)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def close(self):
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.kill()
-        self._log.close()
-
-    @property
-    def endpoint(self):
-        return f"127.0.0.1:{self.port}"
-
-
-@contextlib.contextmanager
-def cluster(folder, size, *flags):
-    ports = free_ports(2 * size)
-    members = ",".join(f"m{n}=http://127.0.0.1:{ports[2 * n + 1]}" for n in range(size))
-    servers = [Server(folder, f"m{n}", ports[2 * n], ports[2 * n + 1], members, *flags) for n in range(size)]
-    try:
-        for server in servers:
-            server.start()
-        asyncio.run(healthy([server.endpoint for server in servers]))
-        yield servers
-    finally:
-        for server in servers:
-            server.close()
-
-
-async def healthy(endpoints):
-    for endpoint in endpoints:
-        client = Etcd([endpoint], timeout_s=20)
-        await client.get("health")
-        await client.close()
+from helpers.etcd_servers import binary, cluster, free_ports
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +92,9 @@ def test_lease_takes_its_keys_along(use):
         await etcd.revoke(lease.id)
         assert (await etcd.get(f"{at}member")).items == ()
         assert await etcd.keep_alive(lease.id) == 0
+        await etcd.revoke(lease.id)
+        with pytest.raises(EtcdRefused, match="lease not found"):
+            await etcd.transact([], [put(f"{at}member", b"x", lease.id)])
 
     use(story)
 

@@ -1,15 +1,22 @@
 """What every registry promises: one leader at a time, and a record that only the leader changes."""
 
 import asyncio
+import os
 import signal
+import subprocess
+from dataclasses import replace
 
 import pytest
 
-from elastic_adapter.core.errors import Fenced
+from elastic_adapter.core.codec import Card
+from elastic_adapter.core.errors import Fenced, RunOver, UserError
+from elastic_adapter.core.etcd import Etcd, created_at, put
 from elastic_adapter.core.memory import MemoryRegistry
 from elastic_adapter.core.model import CheckpointRef, Endpoint, Failed, Placement, Succeeded, WorkerExit, World
 from elastic_adapter.core.ports import Record
+from elastic_adapter.core.registry import Abandoned, Ended, Entered, EtcdRegistry, NodeTaken
 from elastic_adapter.core.restart import History
+from helpers.etcd_servers import binary, cluster
 
 WORLD = World(
     generation=2,
@@ -25,14 +32,46 @@ RECORDS = {
     "empty": Record(),
     "world": Record(WORLD, History().charge(12.5)),
     "success": Record(WORLD, History(), Succeeded()),
+    "finished": Record(WORLD, History(), finished=frozenset({2, 3})),
     "failure": Record(WORLD, History().charge(1.0).charge(2.0), Failed("too many", EXIT)),
 }
 
 
-# Each gives a registry of a new job. One that needs a server is added here and skips where there is none.
-@pytest.fixture(params=[MemoryRegistry], ids=["memory"])
+@pytest.fixture(scope="module")
+def etcd_server(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("etcd"), 1) as (one,):
+        yield one
+
+
+class InEtcd:
+    """A registry in a real etcd. Every call has a client of its own, as each comes from an event loop of its own."""
+
+    def __init__(self, endpoint, job):
+        self._endpoint, self._job = endpoint, job
+        self._lease = None
+
+    def __getattr__(self, name):
+        async def call(*args):
+            etcd = Etcd([self._endpoint])
+            registry = EtcdRegistry(etcd, self._job, Card("n0", "127.0.0.1:1", "first"))
+            try:
+                self._lease = self._lease or await etcd.grant(60)
+                await registry.enter({}, "token")
+                await registry.register(self._lease)
+                return await getattr(registry, name)(*args)
+            finally:
+                await etcd.close()
+
+        return call
+
+
+# Each gives a registry of a new job.
+@pytest.fixture(params=["memory", "etcd"])
 def registry(request):
-    return request.param()
+    if request.param == "memory":
+        return MemoryRegistry()
+    endpoint = request.getfixturevalue("etcd_server").endpoint
+    return InEtcd(endpoint, f"{request.node.name}-{os.getpid()}")
 
 
 class TestRegistry:
@@ -108,3 +147,343 @@ class TestRegistry:
             return await registry.load()
 
         assert asyncio.run(main()) == Record()
+
+
+SETTINGS = {"nnodes": "2:4", "framework": "torch"}
+
+
+@pytest.fixture
+def nodes(etcd_server, request):
+    """Run a story of several agents of one job: ``agent(node)`` is a registered one."""
+
+    def run(story, **options):
+        async def main():
+            etcd = Etcd([etcd_server.endpoint])
+
+            def visitor(node, incarnation="1"):
+                card = Card(node, f"{node}:1", incarnation)
+                return EtcdRegistry(etcd, f"{request.node.name}/{os.getpid()}", card, **options)
+
+            async def agent(node, incarnation="1"):
+                registry = visitor(node, incarnation)
+                entered = await registry.enter(SETTINGS, f"token of {node}")
+                registry.lease = await etcd.grant(60)
+                registry.order = await registry.register(registry.lease)
+                registry.entered = entered
+                return registry
+
+            story.etcd, story.visitor = etcd, visitor
+            try:
+                return await story(agent)
+            finally:
+                await etcd.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+class TestRuns:
+    """Which run a start belongs to."""
+
+    def test_all_agents_enter_one_run(self, nodes):
+        """Those who come later get the run, and the token, of the first."""
+
+        async def story(agent):
+            return [(await agent(node)).entered for node in ("a", "b")]
+
+        first, second = nodes(story)
+        assert isinstance(first, Entered)
+        assert first == second
+        assert first.token == "token of a"
+
+    def test_other_settings_are_refused_in_one_line(self, nodes):
+        """A node whose settings differ is told what, whose, expected and got."""
+
+        async def story(agent):
+            await agent("a")
+            with pytest.raises(UserError) as caught:
+                await story.visitor("b").enter({**SETTINGS, "nnodes": "2:3"}, "t")
+            return str(caught.value)
+
+        words = nodes(story)
+        assert "node b has --nnodes 2:3, but this job was started by node a with 2:4" in words
+
+    def test_a_run_that_nobody_joined_does_not_bind(self, nodes):
+        """A start that died before it took part leaves nothing that a later one could trip over."""
+
+        async def story(agent):
+            first = await story.visitor("a").enter({"nnodes": "9"}, "t")
+            second = await story.visitor("b").enter(SETTINGS, "t")
+            return first.run, second.run
+
+        first, second = nodes(story)
+        assert second > first
+
+    def test_an_end_is_told_within_the_grace(self, nodes):
+        """A start soon after the end gets the result; its time is that of the end."""
+
+        async def story(agent):
+            a = await agent("a")
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0))
+            return a.run, await story.visitor("a", "2").enter(SETTINGS, "t")
+
+        run, ended = nodes(story)
+        assert ended == Ended(run, Succeeded(), 5.0)
+
+    def test_a_start_after_the_grace_is_a_new_run(self, nodes):
+        """Later starts meet nothing of the old run, whatever its settings were."""
+
+        async def story(agent):
+            a = await agent("a")
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0))
+            await story.etcd.revoke(a.lease.id)
+            b = story.visitor("b", "2")
+            entered = await b.enter({"nnodes": "1"}, "t")
+            return a.run, entered.run, await b.load(), await b.head()
+
+        old, new, record, head = nodes(story, finished_grace_s=0)
+        assert new > old
+        assert record == Record()
+        assert (head.leader, head.generation) == (None, 0)
+
+    def test_keys_of_an_ended_run_are_under_a_lease(self, nodes):
+        """All that is left of a run goes away by itself after the retention time."""
+
+        async def story(agent):
+            a = await agent("a")
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD))
+            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0))
+            base = a.key("").split("/runs/")[0]
+            return (await story.etcd.get_prefix(base)).items
+
+        items = nodes(story)
+        assert len(items) == 6
+        assert all(item.lease for item in items)
+
+    def test_a_run_without_members_and_without_an_end_is_abandoned(self, nodes):
+        """Its last world's agents are named, so that somebody can look whether they live; then it can be discarded."""
+
+        async def story(agent):
+            a = await agent("a")
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD))
+            await story.etcd.revoke(a.lease.id)
+            visitor = story.visitor("b", "2")
+            left = await visitor.enter({"nnodes": "1"}, "t")
+            await visitor.discard()
+            return left, await visitor.enter({"nnodes": "1"}, "t")
+
+        left, entered = nodes(story)
+        assert isinstance(left, Abandoned)
+        assert left.agents == {"n0": "", "n1": ""}
+        assert isinstance(entered, Entered)
+        assert entered.run > left.run
+
+    def test_a_run_that_somebody_leads_is_not_discarded(self, nodes):
+        """Between looking and discarding somebody may have come."""
+
+        async def story(agent):
+            a = await agent("a")
+            await a.campaign("a", "a:1")
+            await story.visitor("b").discard()
+            await a.discard()
+            await a.check_run()
+
+        nodes(story)
+
+    def test_lost_data_and_a_newer_run_are_told_apart(self, nodes):
+        """An agent whose run is gone knows whether another took its place."""
+
+        async def story(agent):
+            a = await agent("a")
+            await a.discard()
+            with pytest.raises(RunOver) as missing:
+                await a.register(a.lease)
+            await agent("b")
+            with pytest.raises(RunOver) as newer:
+                await a.campaign("a", "a:1")
+            return missing.value.replaced, newer.value.replaced
+
+        assert nodes(story) == (False, True)
+
+
+class TestMembers:
+    """Who takes part."""
+
+    def test_members_are_numbered_as_they_come(self, nodes):
+        """The order grows; the same agent keeps its own when it asks again."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            return a.order, b.order, await a.register(a.lease), (await b.members())[0]
+
+        first, second, again, members = nodes(story)
+        assert first < second
+        assert first == again
+        assert members == {"a", "b"}
+
+    def test_a_name_is_taken_once(self, nodes):
+        """A second agent with a node's name learns where the first one listens, and can take over if that is dead."""
+
+        async def story(agent):
+            await agent("a")
+            second = await agent("a", "2")
+            taken = second.order
+            assert await second.take_over(taken.revision)
+            return taken, await second.register(second.lease)
+
+        taken, order = nodes(story)
+        assert isinstance(taken, NodeTaken)
+        assert taken.card == Card("a", "a:1", "1")
+        assert isinstance(order, int)
+
+    def test_an_agent_registers_again_under_a_new_lease(self, nodes):
+        """An agent that lost its lease is a member again under another one, before or after the key is gone."""
+
+        async def story(agent):
+            a = await agent("a")
+            lease = await story.etcd.grant(60)
+            before = await a.register(lease)
+            await story.etcd.revoke(a.lease.id)
+            assert (await a.members())[0] == {"a"}
+            await story.etcd.revoke(lease.id)
+            after = await a.register(await story.etcd.grant(60))
+            return before, after, (await a.members())[0]
+
+        before, after, members = nodes(story)
+        assert before < after
+        assert members == {"a"}
+
+    def test_leases_that_end_and_begin_are_seen(self, nodes):
+        """The end of a lease is seen as the departure of its node; names may hold any characters."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b/ü 1")
+            presence = a.presence(*await a.members())
+            await story.etcd.revoke(b.lease.id)
+            gone = await asyncio.wait_for(anext(presence), 10)
+            await b.register(await story.etcd.grant(60))
+            return gone, await asyncio.wait_for(anext(presence), 10)
+
+        assert nodes(story) == (("b/ü 1", False), ("b/ü 1", True))
+
+
+class TestSuccession:
+    """Who leads."""
+
+    def test_a_dead_leader_is_deposed_with_its_membership(self, nodes):
+        """One transaction: the successor leads in a later epoch, and the dead one's member key is gone."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            old = await a.campaign("a", "a:1")
+            new = await b.depose(old, "b:1")
+            with pytest.raises(Fenced) as fenced:
+                await a.commit(old.epoch, Record(WORLD))
+            await b.commit(new.epoch, Record(WORLD))
+            return old, new, fenced.value, (await b.members())[0]
+
+        old, new, fenced, members = nodes(story)
+        assert (new.node, new.address) == ("b", "b:1")
+        assert new.epoch > old.epoch
+        assert (fenced.epoch, fenced.current) == (old.epoch, new.epoch)
+        assert members == {"b"}
+
+    def test_control_of_fencing(self, nodes, monkeypatch):
+        """Without the comparison the deposed leader's commit would go through, and undo its successor's."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            old = await a.campaign("a", "a:1")
+            new = await b.depose(old, "b:1")
+            await b.commit(new.epoch, Record(replace(WORLD, generation=3)))
+            monkeypatch.setattr("elastic_adapter.core.registry.modified_at", lambda key, _: created_at(key + "-", 0))
+            await a.commit(old.epoch, Record(WORLD))
+            return await b.load()
+
+        assert nodes(story).world.generation == 2
+
+    def test_only_one_deposes_a_leader(self, nodes):
+        """Whoever is second learns who leads."""
+
+        async def story(agent):
+            a, *others = [await agent(node) for node in "abcd"]
+            old = await a.campaign("a", "a:1")
+            return await asyncio.gather(*(each.depose(old, f"{each.me.node}:1") for each in others))
+
+        first, *rest = nodes(story)
+        assert all(each == first for each in rest)
+
+    def test_a_restarted_agent_of_the_dead_leader_stays_a_member(self, nodes):
+        """Its node's new agent took over the name before the dead leader was deposed: that card is not removed."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            old = await a.campaign("a", "a:1")
+            fresh = story.visitor("a", "2")
+            fresh.me = Card("a", "a:2", "2")
+            await fresh.enter(SETTINGS, "t")
+            taken = await fresh.register(await story.etcd.grant(60))
+            await fresh.take_over(taken.revision)
+            await b.depose(old, "b:1")
+            return (await b.members())[0]
+
+        assert nodes(story) == {"a", "b"}
+
+    def test_a_leader_resigns(self, nodes):
+        """After that the next to campaign leads at once, in a later epoch."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            old = await a.campaign("a", "a:1")
+            await a.resign(old.epoch)
+            return old, await b.campaign("b", "b:1")
+
+        old, new = nodes(story)
+        assert new.node == "b"
+        assert new.epoch > old.epoch
+
+
+class TestHead:
+    """What all agents watch."""
+
+    def test_changes_are_followed(self, nodes):
+        """A new leader and a new generation are seen by everybody, in order."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            heads = b.heads(await b.head())
+            leader = await a.campaign("a", "a:1")
+            seen = [await asyncio.wait_for(anext(heads), 10)]
+            await a.commit(leader.epoch, Record(WORLD))
+            seen.append(await asyncio.wait_for(anext(heads), 10))
+            await story.etcd.revoke(a.lease.id)
+            seen.append(await asyncio.wait_for(anext(heads), 10))
+            return leader, [(head.leader, head.generation) for head in seen]
+
+        leader, seen = nodes(story)
+        assert seen == [(leader, 0), (leader, 2), (None, 2)]
+
+    def test_a_gap_in_the_history_is_made_up_for(self, nodes, etcd_server):
+        """What was compacted before it was seen is told as what is there now, deletions included."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            leader = await a.campaign("a", "a:1")
+            head = await b.head()
+            await a.commit(leader.epoch, Record(WORLD))
+            await a.resign(leader.epoch)
+            revision = (await story.etcd.transact([], [put(a.key("x"), b"")])).revision
+            compact = [binary("etcdctl"), "--endpoints", etcd_server.endpoint, "compact", str(revision)]
+            subprocess.run(compact, env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
+            seen = head
+            heads = b.heads(head)
+            while seen.generation != 2 or seen.leader is not None:
+                seen = await asyncio.wait_for(anext(heads), 10)
+            return seen
+
+        assert nodes(story).generation == 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_adapter.adapters.registry import Options, find, load
-from elastic_adapter.core.config import JobConfig, NodeConfig, OutputConfig
+from elastic_adapter.core.config import ClusterConfig, JobConfig, NodeConfig, OutputConfig
 from elastic_adapter.core.ports import NativeProgram, PythonProgram
 from elastic_adapter.launchers.dry_run import describe, masked, masked_arguments
 from elastic_adapter.launchers.plan import LaunchPlan, Source
@@ -52,6 +52,25 @@ settings
 """
     parts = (settings, worker.format(0), worker.format(1), "notes\n  something to know\n")
     assert describe(PLAN, {}) == "\n".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "ranks", "master"),
+    [
+        (None, 1, ("0", "1"), "10.0.0.7"),
+        (0, 1, ("0", "1"), "10.0.0.7"),
+        (2, 3, ("4", "5"), "<address of the first node>"),
+    ],
+)
+def test_several_nodes(place: int | None, number: int, ranks: tuple[str, str], master: str) -> None:
+    """Beside other nodes a worker is shown as if all came, with what is not known yet said to be so."""
+    node = replace(PLAN.node, address="10.0.0.7", place=place)
+    made = replace(PLAN, job=JobConfig("job", 2, 3), node=node, cluster=ClusterConfig(("e:2379",)))
+    text = describe(made, {})
+    for local_rank, rank in enumerate(ranks):
+        assert f"worker {local_rank}, if this node is number {number} of 3\n" in text
+        assert f"    ELASTIC_RANK={rank}\n" in text
+    assert text.count("    ELASTIC_WORLD_SIZE=6\n") == text.count(f"    ELASTIC_MASTER_ADDR={master}\n") == 2
 
 
 def test_fixed_port() -> None:

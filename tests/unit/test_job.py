@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from elastic_adapter.core.events import (
     Commit,
     Conclude,
+    Keep,
     MemberJoined,
+    MemberLeaving,
+    MemberLost,
     PortsOffered,
     Send,
     StopRequested,
@@ -20,9 +24,11 @@ from elastic_adapter.core.events import (
     TimePassed,
     WorkerExited,
 )
-from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, step
+from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, resume, step
 from elastic_adapter.core.model import Drain, Failed, Halt, Hold, Level, Run, Stopped, Succeeded
-from elastic_adapter.core.testing import Story, committed, exit_of, job_config, member, outline, sent
+from elastic_adapter.core.ports import Record
+from elastic_adapter.core.restart import History
+from elastic_adapter.core.testing import Story, committed, exit_of, job_config, member, outline, sent, world_of
 
 OFF, TOLERANT, ELASTIC = Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC
 
@@ -308,7 +314,7 @@ def test_a_chosen_port_is_taken_again():
     told.job, _ = step(told.job, MemberJoined(member("a", ports=(7,))), 0.0)
     told.job, _ = step(told.job, WorkerExited(exit_of(0)), 0.0)
     assert isinstance(told.job.phase, Holding)
-    told.job, _ = step(told.job, PortsOffered("a", (7,)), 0.0)
+    told.job, _ = step(told.job, PortsOffered("a", (7,), seen=1), 0.0)
     assert (outline(told.job), told.job.world.master.port) == ("running 2: a, 1 charged", 7)
 
 
@@ -500,3 +506,211 @@ def test_a_stop_names_its_signal():
     told = story(TOLERANT, (1, 1), "join a")
     told.tell(StopRequested("a", signal.SIGQUIT))
     assert outline(told.job) == "stopped 131"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((2, 3), "join a b c; hush c", "running 1: a b c", id="a silent node is waited for"),
+        pytest.param((2, 3), "join a b c; hush c; join c@1", "running 1: a b c", id="it comes back with its workers"),
+        pytest.param((2, 3), "join a b c; hush c; join c", "running 2: a b c", id="it comes back without its workers"),
+        pytest.param((2, 3), "join a b c; hush c; lose c", "running 2: a b", id="it is found dead"),
+        pytest.param((2, 3), "join a b c; hush c; give-up c", "running 2: a b", id="its lease ends, others are here"),
+        pytest.param(
+            (2, 3), "join a b c; hush c; fail 0", "holding 1: a b c, 1 charged", id="a failure waits for the silent one"
+        ),
+        pytest.param(
+            (2, 3), "join a b c; hush c; fail 0; join c@1", "running 2: a b c, 1 charged", id="and goes on with it"
+        ),
+        pytest.param((2, 3), "join a b c; hush c; fail 0; give-up c", "running 2: a b, 1 charged", id="or without it"),
+        pytest.param((1, 2), "join a b; hush a b; give-up a b", "holding 1: a b", id="nobody is left to ask"),
+        pytest.param(
+            (1, 2), "join a b; hush a b; give-up a b; join c", "holding 1: a b", id="a stranger waits for the cut-off"
+        ),
+        pytest.param(
+            (1, 2), "join a b; hush a b; give-up a b; join c; wait 604", "holding 1: a b", id="for the whole time"
+        ),
+        pytest.param(
+            (1, 2), "join a b; hush a b; give-up a b; join c; wait 605", "running 2: c", id="and goes on after it"
+        ),
+        pytest.param(
+            (1, 2), "join a b; hush a b; give-up a; lose b; join c", "running 2: c", id="a dead member ends the doubt"
+        ),
+        pytest.param(
+            (1, 2), "join a b; hush a b; give-up a b; join b", "running 2: b", id="a member that stopped ends the doubt"
+        ),
+        pytest.param(
+            (1, 2), "join a b; hush a b; give-up a b; join c; lose b", "running 2: c", id="a late proof ends the doubt"
+        ),
+        pytest.param((2, 3), "join a b c; hush c; sever x", "holding 1: a b c", id="cut off from etcd and from a node"),
+        pytest.param((2, 3), "join a b c; sever x", "running 1: a b c", id="cut off from etcd, but whole"),
+        pytest.param((2, 3), "join a b c; stopped b", "running 2: a b c", id="a node had to stop its workers"),
+        pytest.param((2, 3), "join a b c; stopped b@9", "running 1: a b c", id="of another generation"),
+        pytest.param((2, 2), "join a b; join-behind b", "running 1: a b", id="the world was lost on the way to a node"),
+        pytest.param((1, 2), "join a; wait 3; join-cold b; wait 99", "running 1: a", id="a cold newcomer is no reason"),
+        pytest.param(
+            (1, 2), "join a; wait 3; join-cold b; ready b; wait 3; drained a", "running 2: a b", id="a warm one is"
+        ),
+        pytest.param((1, 1), "join a; join-cold b; lose a", "running 2: b", id="a cold spare is better than none"),
+    ],
+)
+def test_silence(nodes, script, end):
+    """A node that is silent may be alive: nothing else begins while its world may be getting on somewhere."""
+    assert outline(story(ELASTIC, nodes, script, max_restarts=2).job) == end
+
+
+def test_a_world_that_was_lost_on_the_way_is_sent_again():
+    """An agent that has not seen the world that runs is sent its part of it, as it was committed."""
+    told = story(ELASTIC, (2, 2), "join a b; join-behind b")
+    assert sent(told.commands) == (("b", Run(told.job.world.assignment("b"))),)
+
+
+def test_leaves_within_a_short_time_make_one_change():
+    """Those who are asked to go together go together; each is told to halt."""
+    told = story(ELASTIC, (1, 4), "join a b c d; leave b; leave c", leave_gather_s=0.2)
+    assert outline(told.job) == "running 1: a b c d"
+    told.wait(0.2)
+    assert outline(told.job) == "running 2: a d"
+    assert told.job.world.reason == "nodes b, c leave (SIGTERM)"
+
+
+def test_a_failure_does_not_keep_those_who_leave():
+    """A world that ends while a node waits to leave is followed by one without that node."""
+    told = story(ELASTIC, (1, 3), "join a b c; leave b; fail 0", leave_gather_s=0.2, max_restarts=1)
+    assert outline(told.job) == "running 2: a c, 1 charged"
+
+
+def test_holding_is_said_every_minute():
+    """Who waits for a replacement is reminded of what is missing."""
+    told = story(TOLERANT, (2, 2), "join a b; lose b; wait 59.9")
+    assert told.commands == ()
+    told.pass_deadline()
+    reminder = "still holding after 60 s: node b is lost: its stream broke; 1 of at least 2 nodes are here"
+    assert told.commands == (Tell(reminder),)
+
+
+class TestResume:
+    """A new leader goes on with what was committed."""
+
+    def told(self, record, **settings):
+        config = job_config(ELASTIC, (1, 3), max_restarts=3, **settings)
+        told = Story(config)
+        told.job = resume(config, record, now=0.0)
+        return told
+
+    def test_before_the_first_world(self):
+        """Nothing was committed: it gathers."""
+        job = self.told(Record()).job
+        assert isinstance(job.phase, Gathering)
+        assert job.world is None
+
+    def test_after_the_end(self):
+        """What is over stays over, and whoever comes is told."""
+        told = self.told(Record(world_of("a"), History(), Succeeded()))
+        job, commands = step(told.job, MemberJoined(member("b")), 1.0)
+        assert job.phase == Finished(Succeeded())
+        assert sent(commands) == (("b", Halt(Succeeded())),)
+
+    def test_nobody_is_disturbed_when_all_come_back(self):
+        """The same generation, the same budget; nobody is told anything."""
+        job = self.told(Record(world_of("a", "b"), History((1.0,)))).job
+        for node in ("a", "b"):
+            job, commands = step(job, MemberJoined(member(node), running=1, seen=1), 1.0)
+            assert commands == ()
+        assert outline(job) == "running 1: a b, 1 charged"
+        assert job.absent == frozenset()
+
+    def test_a_failure_that_nobody_heard_of_is_charged_once(self):
+        """The first message of an agent tells of a worker that failed while nobody led."""
+        job = self.told(Record(world_of("a", "b"))).job
+        job, _ = step(job, MemberJoined(member("a", order=1, ports=(1,)), running=1, seen=1), 1.0)
+        failed = exit_of(1, node="b")
+        job, _ = step(job, MemberJoined(member("b", order=2), running=1, seen=1, exits=(failed,)), 1.0)
+        assert outline(job) == "running 2: a b, 1 charged"
+        job, commands = step(job, MemberJoined(member("b", order=2), running=2, seen=2, exits=(failed,)), 2.0)
+        assert (outline(job), commands) == ("running 2: a b, 1 charged", ())
+
+    def test_the_dead_leader_is_lost_and_the_rest_goes_on(self):
+        """The node of the leader that died is lost; those who came back form the next world."""
+        job = self.told(Record(world_of("a", "b", "c"))).job
+        job, _ = step(job, MemberJoined(member("b", order=2, ports=(1,)), running=1, seen=1), 1.0)
+        job, _ = step(job, MemberLost("a", "its port refuses"), 1.0)
+        assert isinstance(job.phase, Holding)
+        job, _ = step(job, MemberJoined(member("c", order=3), running=1, seen=1), 1.0)
+        assert outline(job) == "running 2: b c"
+
+    def test_ends_of_workers_are_learnt_again(self):
+        """Ranks that had ended with code 0 are known from the first message, and the job can end."""
+        job = self.told(Record(world_of("a", "b"))).job
+        for rank, node in enumerate(("a", "b")):
+            done = exit_of(rank, 0, node=node)
+            job, _ = step(job, MemberJoined(member(node), running=1, seen=1, exits=(done,)), 1.0)
+        assert job.phase == Finished(Succeeded())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "end"),
+    [
+        pytest.param((2, 3), "join a b c; fail 0", "running 1: a b c", id="a failure is looked into"),
+        pytest.param((2, 3), "join a b c; fail 0; wait 0.25", "running 2: a b c, 1 charged", id="nothing explains it"),
+        pytest.param((2, 3), "join a b c; fail 0 1; lose c", "running 2: a b", id="a lost node explains it"),
+        pytest.param(
+            (2, 3), "join a b c; fail 0; hush c; wait 9", "running 1: a b c", id="a silent node may explain it"
+        ),
+        pytest.param((2, 3), "join a b c; fail 0; hush c; give-up c", "running 2: a b", id="a node given up does"),
+        pytest.param(
+            (2, 3),
+            "join a b c; fail 0; hush c; join c@1; wait 0.25",
+            "running 2: a b c, 1 charged",
+            id="one that is back",
+        ),
+        pytest.param(
+            (2, 3), "join a b c; kill 0; lose a", "running 2: b c", id="a node's workers die before its agent"
+        ),
+        pytest.param((2, 3), "join a b c; kill 0; leave a", "running 2: b c", id="or before it leaves"),
+        pytest.param((2, 3), "join a b c; kill 0; wait 0.25", "running 2: a b c, 1 charged", id="a worker was killed"),
+        pytest.param((2, 3), "join a b c; crash 0", "running 2: a b c, 1 charged", id="a crash explains itself"),
+        pytest.param((2, 3), "join a b c; fail 0; crash 1", "running 2: a b c, 1 charged", id="and others"),
+        pytest.param((1, 1), "join a; fail 0", "running 2: a, 1 charged", id="one node has nobody to blame"),
+        pytest.param((2, 3), "join a b c; fail 0; leave c", "running 2: a b", id="a node that leaves explains it"),
+    ],
+)
+def test_a_failure_may_be_the_consequence_of_a_loss(nodes, script, end):
+    """Workers whose peers are gone fail, too: that is not charged to the budget."""
+    assert outline(story(ELASTIC, nodes, script, max_restarts=2, blame_s=0.25).job) == end
+
+
+def test_a_failure_without_an_explanation_ends_a_job_without_budget():
+    """The first of several failures is the one that is named."""
+    told = story(ELASTIC, (2, 2), "join a b; fail 1:7 0:8; wait 0.25", blame_s=0.25)
+    assert told.job.phase.outcome.first.rank == 1
+    assert told.job.phase.outcome.exit_code == 7
+
+
+def test_a_leave_that_comes_a_moment_after_its_workers_ends_is_not_charged():
+    """A signal to a whole node reaches the workers first: they are judged only if their node stays."""
+    told = story(ELASTIC, (1, 3), "join a b c; kill 1", blame_s=0.25, leave_gather_s=0.2)
+    told.now += 0.1
+    told.tell(MemberLeaving("b", signal.SIGTERM))
+    told.wait(0.5)
+    assert outline(told.job) == "running 2: a c"
+
+
+def test_a_node_that_has_finished_is_known_to_the_next_leader():
+    """Its ranks are kept when all of them have ended with code 0: a new leader does not take its end for a loss."""
+    told = story(ELASTIC, (2, 2), "join a b; ok 0")
+    assert told.commands == (Keep(frozenset({0})),)
+    job = resume(told.job.config, Record(told.job.world, finished=frozenset({0})), now=9.0)
+    job, _ = step(job, MemberJoined(member("b"), running=1, seen=1), 9.0)
+    job, commands = step(job, MemberLost("a", "its port refuses"), 9.0)
+    assert outline(job) == "running 1: a b"
+    assert sent(commands) == ()
+
+
+def test_the_earliest_failure_is_named_whichever_is_heard_first():
+    """A worker that failed because of another may be heard of before it."""
+    told = story(ELASTIC, (2, 2), "join a b", blame_s=0.25)
+    told.tell(WorkerExited(replace(exit_of(0, 1, node="a"), at=20.5)))
+    told.tell(WorkerExited(replace(exit_of(1, 7, node="b"), at=20.4)))
+    told.wait(0.25)
+    assert told.job.phase.outcome.exit_code == 7

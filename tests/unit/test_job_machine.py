@@ -22,9 +22,13 @@ from elastic_adapter.core.events import (
     MemberJoined,
     MemberLeaving,
     MemberLost,
+    MemberReady,
+    MemberSilent,
     NodeDrained,
+    NodeStopped,
     PortsOffered,
     Send,
+    Severed,
     StopRequested,
     TimePassed,
     WorkerExited,
@@ -51,6 +55,9 @@ def some_config(rng: Random) -> JobConfig:
         quiet_s=rng.choice((3.0, 0.0)),
         drain_s=rng.choice((30.0, 0.0)),
         hold_timeout_s=rng.choice((None, 60.0)),
+        leave_gather_s=rng.choice((0.0, 0.2)),
+        blame_s=rng.choice((0.0, 0.25)),
+        isolation_s=rng.choice((0.0, 20.0)),
     )
 
 
@@ -85,8 +92,45 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(rng=CHOICES)
     def join(self, rng: Random) -> None:
-        if absent := [node for node in NODES if node not in self.present]:
-            self.story.join(rng.choice(absent), slots=rng.randint(1, 3), ports=rng.choice((1, 1, 2, 0)))
+        if absent := [node for node in NODES if node not in self.present and node not in self.silent]:
+            node = rng.choice(absent)
+            warm = rng.random() < 0.8
+            self.story.join(node, slots=rng.randint(1, 3), ports=rng.choice((1, 1, 2, 0)), warm=warm)
+
+    @rule(rng=CHOICES)
+    def get_ready(self, rng: Random) -> None:
+        if self.present:
+            self.tell(MemberReady(rng.choice(sorted(self.present))))
+
+    @rule(rng=CHOICES)
+    def fall_silent(self, rng: Random) -> None:
+        if self.present:
+            self.tell(MemberSilent(rng.choice(sorted(self.present)), "its stream broke"))
+
+    @rule(rng=CHOICES)
+    def return_or_not(self, rng: Random) -> None:
+        """A silent node comes back in one of the states that it may be in, or is given up."""
+        if self.silent:
+            node = rng.choice(sorted(self.silent))
+            if rng.random() < 0.4:
+                self.tell(MemberLost(node, "its lease ended", proven=rng.random() < 0.5))
+                return
+            slots = next(each.slots for each in self.world.placements if each.node == node)
+            running = rng.choice((self.story.generation, None))
+            seen = rng.choice((self.story.generation, self.story.generation, self.story.generation - 1))
+            rank = min(self.world.ranks(node))
+            exits = (exit_of(rank, rng.choice((0, 1)), node=node, generation=seen),) if rng.random() < 0.3 else ()
+            self.story.join(node, running, slots=slots, ports=rng.randint(0, 2), seen=seen, exits=exits)
+
+    @rule(rng=CHOICES)
+    def sever(self, rng: Random) -> None:
+        self.tell(Severed("etcd is out of reach and a node is silent"))
+
+    @rule(rng=CHOICES)
+    def stop_alone(self, rng: Random) -> None:
+        """A node had to stop its workers."""
+        if self.present and self.world is not None:
+            self.tell(NodeStopped(rng.choice(sorted(self.present)), self.story.generation, "it is cut off"))
 
     @rule(rng=CHOICES)
     def come_again(self, rng: Random) -> None:
@@ -101,7 +145,8 @@ class JobMachine(RuleBasedStateMachine):
         """A node is lost, or leaves; rarely the last one, because that ends the job."""
         if len(self.present) > 1 or (self.present and rng.random() < 0.1):
             node = rng.choice(sorted(self.present))
-            self.tell(rng.choice((MemberLost(node, "its stream broke"), MemberLeaving(node, signal.SIGTERM))))
+            lost = MemberLost(node, "its stream broke", proven=rng.random() < 0.5)
+            self.tell(rng.choice((lost, MemberLeaving(node, signal.SIGTERM))))
 
     @rule(rng=CHOICES)
     def exit(self, rng: Random) -> None:
@@ -128,9 +173,9 @@ class JobMachine(RuleBasedStateMachine):
         """Ports that replace the earlier ones; the offer may be older than the world that took one of them."""
         if self.present:
             node = rng.choice(sorted(self.present))
-            running = isinstance(self.story.job.phase, Running | Draining)
-            late = (self.world.master.port,) if running and rng.random() < 0.3 else ()
-            self.story.tell(PortsOffered(node, (*late, *self.story.fresh_ports(rng.randint(0, 2)))))
+            late = {world.master.port for world in self.story.referee.worlds[-3:] if rng.random() < 0.3}
+            seen = self.story.generation - (3 if late else rng.randint(0, 1))
+            self.story.tell(PortsOffered(node, (*late, *self.story.fresh_ports(rng.randint(0, 2))), seen))
 
     @rule(rng=CHOICES)
     def wait(self, rng: Random) -> None:
@@ -193,6 +238,10 @@ class JobMachine(RuleBasedStateMachine):
         return self.story.job.world
 
     @property
+    def silent(self) -> set[str]:
+        return self.story.referee.absent
+
+    @property
     def present(self) -> dict[str, Member]:
         return self.story.referee.present
 
@@ -219,20 +268,24 @@ class JobMachine(RuleBasedStateMachine):
                 pass
 
     def calm_down(self) -> None:
-        """Agents without a port offer one, those that drain report it, and deadlines pass: nothing else."""
+        """The silent ones are lost, the cold ones ready, agents without a port offer one, deadlines pass."""
+        for node in sorted(self.silent):
+            self.story.tell(MemberLost(node, "its lease ended", proven=False))
+        for node in sorted(self.present):
+            self.story.tell(MemberReady(node))
         for _ in range(8):
             self.offer_where_none()
             if self.reports_drained and isinstance(self.story.job.phase, Draining):
                 for node in self.world.nodes:
                     self.story.tell(NodeDrained(node, self.story.generation))
             self.story.pass_deadline()
-        if deadline(self.story.job) is not None:
+        if deadline(self.story.job) is not None and not isinstance(self.story.job.phase, Holding):
             raise BrokenRule("deadlines come to an end")
 
     def offer_where_none(self) -> None:
         for node, member in tuple(self.story.referee.present.items()):
             if not member.ports:
-                self.story.tell(PortsOffered(node, self.story.fresh_ports(1)))
+                self.story.tell(PortsOffered(node, self.story.fresh_ports(1), self.story.generation))
 
     def run_to_the_end(self, job: Job) -> None:
         present = len(self.story.referee.present)
@@ -248,6 +301,7 @@ class JobMachine(RuleBasedStateMachine):
 HAPPENINGS = (
     *("join", "come_again", "go", "exit", "finish_node", "drain", "offer", "wait", "pass_deadline"),
     *("stray", "hear_again", "hear_twice", "end", "rest"),
+    *("get_ready", "fall_silent", "return_or_not", "sever", "stop_alone"),
 )
 
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -421,7 +475,40 @@ def counts_an_exit_twice(job: Job, event: Event, now: float) -> Step:
     return after, commands
 
 
+def forms_while_a_node_is_silent(job: Job, event: Event, now: float) -> Step:
+    return step(replace(job, absent=frozenset()) if isinstance(job.phase, Holding) else job, event, now)
+
+
+def trusts_that_a_cut_off_world_has_stopped(job: Job, event: Event, now: float) -> Step:
+    """Without the isolation timeout a world that trains on, cut off from etcd, gets a rival."""
+    return step(replace(job, doubtful=()), event, now)
+
+
+def gives_up_a_silent_node_at_once(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, MemberSilent):
+        event = MemberLost(event.node, event.reason)
+    return step(job, event, now)
+
+
+def forgets_who_leaves(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if isinstance(after.phase, Running) and after.phase.leaving:
+        after = replace(after, phase=replace(after.phase, leaving=(), leave_at=None))
+    return after, commands
+
+
+def admits_the_cold(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, MemberReady):
+        return job, ()
+    return step(job, event, now)
+
+
 BROKEN = [
+    forms_while_a_node_is_silent,
+    trusts_that_a_cut_off_world_has_stopped,
+    gives_up_a_silent_node_at_once,
+    forgets_who_leaves,
+    admits_the_cold,
     never_acts,
     restarts_on_late_exits,
     ignores_the_budget,

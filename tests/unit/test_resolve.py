@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_adapter.core.config import OutputConfig
+from elastic_adapter.core.config import ClusterConfig, Credentials, JobConfig, OutputConfig
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.model import Level
 from elastic_adapter.core.ports import NativeProgram, PythonProgram
@@ -27,6 +27,9 @@ MACHINE = Machine(
     cpus=lambda: frozenset({0, 1, 2}),
     installed=lambda module: module == "torch",
     resolvable=lambda host: host != "nowhere",
+    local=lambda host: host == "here",
+    address_towards=lambda host, port: None if host == "nowhere" else "10.0.0.7",
+    roots=lambda: "/system/roots.pem",
     new_id=lambda: "random-id",
     host_name="box",
     python=sys.executable,
@@ -132,12 +135,15 @@ def test_framework(line: str, environ: dict[str, str], machine: Machine, name: s
         ("", {"PET_MASTER_PORT": "7"}, "127.0.0.1", 7),
         ("--standalone --rdzv-backend etcd", {}, "127.0.0.1", None),
         ("--standalone --master-port 29501", {}, "127.0.0.1", None),
+        ("--rdzv-backend c10d --rdzv-endpoint head:0", {}, "127.0.0.1", None),
+        ("--standalone --rdzv-backend etcd --rdzv-endpoint a:1,https://b", {}, "127.0.0.1", None),
+        ("--etcd-ca none.pem --etcd-user ann", {"POD_IP": "10.0.0.9"}, "127.0.0.1", None),
     ],
 )
 def test_one_node(line: str, environ: dict[str, str], address: str, port: int | None) -> None:
     """All the ways to ask for one node run on one; only the static backend takes a port from the user."""
     made = plan(line + " train.py", **environ)
-    assert (made.job.min_nodes, made.job.max_nodes) == (1, 1)
+    assert (made.job.min_nodes, made.job.max_nodes, made.cluster) == (1, 1, None)
     assert (made.node.address, made.node.master_port) == (address, port)
 
 
@@ -297,6 +303,328 @@ def test_no_note_where_threads_are_chosen() -> None:
     assert plan("--nproc-per-node 2 --framework plain train.py").notes == ()
 
 
+ETCD = "--nnodes 2:4 --rdzv-id j --rdzv-backend etcdv3"
+C10D = "--nnodes 2:4 --rdzv-id j --rdzv-backend c10d"
+EMBEDDED = "--nnodes 1 --rdzv-id j --rdzv-backend embedded"
+
+
+def cluster(made: LaunchPlan) -> ClusterConfig:
+    assert made.cluster is not None
+    return made.cluster
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoints", "ca"),
+    [
+        ("a", ("a:2379",), None),
+        ("a:1, b ,10.0.0.1:3", ("a:1", "b:2379", "10.0.0.1:3"), None),
+        ("[fd00::1]:1,[::1]", ("[fd00::1]:1", "[::1]:2379"), None),
+        ("http://a:1,http://b/", ("a:1", "b:2379"), None),
+        ("https://a:1", ("a:1",), "/system/roots.pem"),
+        ("https://a,https://[::1]:1/", ("a:2379", "[::1]:1"), "/system/roots.pem"),
+    ],
+)
+def test_etcd_endpoints(given: str, endpoints: tuple[str, ...], ca: str | None) -> None:
+    """A list of hosts with or without scheme and port; https trusts what the system trusts."""
+    command = parse(ETCD.split())
+    values = read({**command.options, "rdzv-endpoint": given}, {})
+    met = cluster(resolve(values, ("train.py",), {}, MACHINE))
+    assert (met.endpoints, met.credentials) == (endpoints, Credentials(ca=ca))
+    assert (met.embedded, met.hosts_etcd) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "credentials"),
+    [
+        ("--etcd-ca run.sh", {}, Credentials(ca="run.sh")),
+        (
+            "--etcd-ca run.sh --etcd-cert train.py --etcd-key text.sh",
+            {},
+            Credentials(None, None, "run.sh", "train.py", "text.sh"),
+        ),
+        (
+            "--etcd-cert train.py --etcd-key text.sh",
+            {},
+            Credentials(None, None, "/system/roots.pem", "train.py", "text.sh"),
+        ),
+        ("--etcd-user ann", {"ELASTIC_ETCD_PASSWORD": "pw"}, Credentials("ann", "pw")),
+        ("", {"ELASTIC_ETCD_USER": "ann", "ELASTIC_ETCD_PASSWORD": "pw"}, Credentials("ann", "pw")),
+        ("--rdzv-conf protocol=https", {}, Credentials(ca="/system/roots.pem")),
+        ("--rdzv-conf protocol=http", {}, Credentials()),
+        (
+            "--rdzv-conf cacert=run.sh,cert=train.py,key=text.sh",
+            {},
+            Credentials(None, None, "run.sh", "train.py", "text.sh"),
+        ),
+        (
+            "--rdzv-conf ca_cert=run.sh,ssl_cert=train.py,ssl_cert_key=text.sh",
+            {},
+            Credentials(None, None, "run.sh", "train.py", "text.sh"),
+        ),
+        ("--rdzv-conf cacert=none.pem --etcd-ca run.sh", {}, Credentials(ca="run.sh")),
+        ("", {"ELASTIC_ETCD_CA": "run.sh"}, Credentials(ca="run.sh")),
+    ],
+)
+def test_etcd_credentials(line: str, environ: dict[str, str], credentials: Credentials) -> None:
+    """Certificates and the user come from flags, variables or torchrun's --rdzv-conf; the password from its variable."""
+    assert cluster(plan(f"{ETCD} --rdzv-endpoint a {line} train.py", **environ)).credentials == credentials
+
+
+def test_no_system_roots() -> None:
+    """Where the system has no list of certificates, https needs one from the user."""
+    with pytest.raises(UserError, match=r"https.*--etcd-ca PATH"):
+        plan(f"{ETCD} --rdzv-endpoint https://a train.py", replace(MACHINE, roots=lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("line", "environ"),
+    [
+        (f"{ETCD} --rdzv-endpoint http://ann:geheim@a:1", {}),
+        (f"{ETCD} --rdzv-endpoint a", {"ELASTIC_ETCD_PASSWORD": "geheim"}),
+        (f"{ETCD} --rdzv-endpoint a --etcd-user ann --etcd-ca none.pem", {"ELASTIC_ETCD_PASSWORD": "geheim"}),
+    ],
+)
+def test_passwords_are_in_no_message(line: str, environ: dict[str, str]) -> None:
+    """A mistake around the password says what to do and does not repeat it."""
+    with pytest.raises(UserError, match="--etcd-") as caught:
+        plan(line + " train.py", **environ)
+    assert "geheim" not in str(caught.value)
+
+
+def test_password_is_not_shown() -> None:
+    """Neither the table of settings nor the plan's own text holds the password."""
+    made = plan(f"{ETCD} --rdzv-endpoint a --etcd-user ann train.py", ELASTIC_ETCD_PASSWORD="geheim")
+    assert origins(made)["etcd-password"] == ("***", "variable ELASTIC_ETCD_PASSWORD")
+    assert "geheim" not in repr(made)
+    alone = plan("train.py", ELASTIC_ETCD_PASSWORD="geheim")
+    assert origins(alone)["etcd-password"][0] == "***"
+
+
+@pytest.mark.parametrize(
+    ("line", "endpoint", "hosts", "address", "place"),
+    [
+        (f"{C10D} --rdzv-endpoint here:7", "here:7", True, "here", None),
+        (f"{C10D} --rdzv-endpoint here", "here:29400", True, "here", None),
+        (f"{C10D} --rdzv-endpoint far", "far:29400", False, "10.0.0.7", None),
+        (f"{C10D} --rdzv-endpoint [fd00::1]:7", "[fd00::1]:7", False, "10.0.0.7", None),
+        (f"{C10D} --rdzv-endpoint far --rdzv-conf is_host=true", "far:29400", True, "far", None),
+        (f"{C10D} --rdzv-endpoint here --rdzv-conf is_host=0", "here:29400", False, "10.0.0.7", None),
+        (f"{C10D} --rdzv-endpoint here --local-addr 10.0.0.5", "here:29400", True, "10.0.0.5", None),
+        (f"{EMBEDDED} --rdzv-endpoint here", "here:29400", True, "here", None),
+        (f"{EMBEDDED} --rdzv-endpoint far:7", "far:7", False, "10.0.0.7", None),
+        ("--nnodes 2", "127.0.0.1:29500", True, "127.0.0.1", 0),
+        ("--nnodes 2 --master-addr far --master-port 7", "far:7", True, "far", 0),
+        ("--nnodes 2 --node-rank 1 --master-addr far --master-port 7", "far:7", False, "10.0.0.7", 1),
+        ("--nnodes 3 --node-rank 2 --master-addr [fd00::1]", "[fd00::1]:29500", False, "10.0.0.7", 2),
+        ("--nnodes 2 --node-rank 1 --rdzv-endpoint far:7 --master-addr other", "far:7", False, "10.0.0.7", 1),
+        (
+            "--nnodes 2:2 --node-rank 0 --master-addr nowhere --rdzv-conf is_host=no --local-addr b",
+            "nowhere:29500",
+            False,
+            "b",
+            0,
+        ),
+    ],
+)
+def test_etcd_of_a_node(line: str, endpoint: str, hosts: bool, address: str, place: int | None) -> None:
+    """One node runs the etcd at the only endpoint: where the name is its own, where is_host says so, or as rank 0."""
+    made = plan(line + " train.py")
+    met = cluster(made)
+    assert (met.embedded, met.endpoints, met.hosts_etcd) == (True, (endpoint,), hosts)
+    assert (made.node.address, met.listen) == (address, address)
+    assert (made.node.place, made.node.master_port) == (place, None)
+    assert any("survives the loss of any node but that one" in note for note in made.notes)
+    assert any("static: nodes meet in an etcd" in note for note in made.notes) == (place is not None)
+
+
+def test_name_of_a_static_job() -> None:
+    """The endpoint tells static jobs apart, so that torchrun's default name will do."""
+    made = plan("--nnodes 2 train.py")
+    assert (made.job.job_id, origins(made)["rdzv-id"]) == ("none", ("none", "default"))
+    assert plan("--nnodes 2 --rdzv-id mine train.py").job.job_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "address", "origin", "listen"),
+    [
+        ("", {}, "10.0.0.7", "default, the way to a", "10.0.0.7"),
+        ("", {"POD_IP": "10.1.1.1"}, "10.1.1.1", "variable POD_IP", "10.1.1.1"),
+        ("", {"POD_IP": ""}, "10.0.0.7", "default, the way to a", "10.0.0.7"),
+        ("--local-addr [fd00::2]", {"POD_IP": "10.1.1.1"}, "fd00::2", "flag --local-addr", "fd00::2"),
+        ("", {"PET_LOCAL_ADDR": "b"}, "b", "variable PET_LOCAL_ADDR", "b"),
+        ("--listen-address 0.0.0.0", {}, "10.0.0.7", "default, the way to a", "0.0.0.0"),
+    ],
+)
+def test_address(line: str, environ: dict[str, str], address: str, origin: str, listen: str) -> None:
+    """The node's address is given, the pod's, or the one by which it reaches the endpoint."""
+    made = plan(f"{ETCD} --rdzv-endpoint a {line} train.py", **environ)
+    assert (made.node.address, cluster(made).listen) == (address, listen)
+    assert origins(made)["local-addr"] == (address, origin)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "name", "origin", "guessed"),
+    [
+        ("--node-id n1", {"POD_NAME": "p"}, "n1", "flag --node-id", False),
+        ("", {"ELASTIC_NODE_ID": "n2", "POD_NAME": "p"}, "n2", "variable ELASTIC_NODE_ID", False),
+        ("", {"POD_NAME": "p", "SLURMD_NODENAME": "s"}, "p", "variable POD_NAME", False),
+        ("", {"POD_NAME": "", "SLURMD_NODENAME": "s"}, "s", "variable SLURMD_NODENAME", False),
+    ],
+)
+def test_node_name(line: str, environ: dict[str, str], name: str, origin: str, guessed: bool) -> None:
+    """A node's name is given, or the cluster's; neither is a guess."""
+    for several in (f"{ETCD} --rdzv-endpoint a", "--nnodes 2 --node-rank 1"):
+        made = plan(f"{several} {line} train.py", **environ)
+        assert (made.node.node, cluster(made).node_is_guessed) == (name, guessed)
+        assert origins(made)["node-id"] == (name, origin)
+
+
+@pytest.mark.parametrize(
+    ("several", "name", "origin", "guessed"),
+    [
+        (f"{ETCD} --rdzv-endpoint a", "box", "default, the host's name", True),
+        ("--nnodes 2 --node-rank 1", "node-1", "default, the node rank", False),
+    ],
+)
+def test_node_name_left_out(several: str, name: str, origin: str, guessed: bool) -> None:
+    """Left out, it is the host's, which is a guess, or that of the node rank, which two nodes can't share."""
+    made = plan(f"{several} train.py")
+    assert (made.node.node, cluster(made).node_is_guessed) == (name, guessed)
+    assert origins(made)["node-id"] == (name, origin)
+
+
+def test_node_name_on_one_node() -> None:
+    """A job on one node does not care what the cluster calls it."""
+    assert plan("train.py", POD_NAME="p").node.node == "box"
+
+
+def test_times_and_leaving() -> None:
+    """The settings of a job's changes reach the plan, and are the defaults of the core where they are left out."""
+    line = (
+        "--quiet-time 1.5 --drain-timeout 0 --hold-timeout 60 --lease-ttl 9 --isolation-timeout 0 "
+        "--finished-grace 0 --retention 7 --connect-timeout 2.5 --leave-exit-code 0 --leave-signal usr1"
+    )
+    made = plan(f"{ETCD} --rdzv-endpoint a {line} train.py")
+    job, met = made.job, cluster(made)
+    assert (job.quiet_s, job.drain_s, job.hold_timeout_s, job.lease_s, job.isolation_s) == (1.5, 0, 60, 9, 0)
+    assert (met.finished_grace_s, met.retention_s, met.connect_s) == (0, 7, 2.5)
+    assert (made.node.leave_code, made.node.leave_signal) == (0, signal.SIGUSR1)
+    plain, core = plan(f"{ETCD} --rdzv-endpoint a train.py"), JobConfig("j", 2, 4, Level.ELASTIC)
+    assert plain.job == core
+    met, of_core = cluster(plain), ClusterConfig(())
+    for name in ("finished_grace_s", "retention_s", "connect_s", "credentials"):
+        assert getattr(met, name) == getattr(of_core, name)
+    assert (plain.node.leave_code, plain.node.leave_signal, plain.node.place) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "common"),
+    [
+        (
+            "",
+            "2:4 1 torch 2 0 3 30 none 5 600",
+        ),
+        (
+            "--nnodes 2 --nproc-per-node cpu --framework plain --fault-tolerance-level 0",
+            "2:2 3 plain 0 0 3 30 none 5 600",
+        ),
+        (
+            "--quiet-time 3.50 --drain-timeout 1e1 --hold-timeout 60.0 --lease-ttl 07 --isolation-timeout 0.0",
+            "2:4 1 torch 2 0 3.5 10 60 7 0",
+        ),
+    ],
+)
+def test_what_nodes_must_agree_on(line: str, common: str) -> None:
+    """Settings that must be the same on all nodes have one spelling, however they were written."""
+    met = cluster(plan(f"{ETCD} --rdzv-endpoint a {line} train.py"))
+    names = (
+        "nnodes nproc-per-node framework fault-tolerance-level max-restarts "
+        "quiet-time drain-timeout hold-timeout lease-ttl isolation-timeout"
+    )
+    assert met.common == tuple(zip(names.split(), common.split(), strict=True))
+
+
+@pytest.mark.parametrize("family", ["PET", "ELASTIC"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nnodes": "2:4", "rdzv-backend": "etcd", "rdzv-endpoint": "e:2379", "rdzv-id": "j"},
+        {"nnodes": "2:4", "rdzv-backend": "c10d", "rdzv-endpoint": "here", "rdzv-id": "j", "rdzv-conf": "timeout=3"},
+        {"nnodes": "2", "node-rank": "1", "master-addr": "far", "master-port": "7"},
+    ],
+)
+def test_pods_that_are_configured_by_variables(family: str, options: dict[str, str]) -> None:
+    """A command without any flag means what the flags would: only the origins differ."""
+    line = " ".join(f"--{name} {value}" for name, value in options.items())
+    environ = {f"{family}_{name.upper().replace('-', '_')}": value for name, value in options.items()}
+    by_flags, by_variables = plan(f"{line} train.py"), plan("train.py", **environ)
+    assert replace(by_variables, sources=(), notes=()) == replace(by_flags, sources=(), notes=())
+    assert origins(by_variables)["nnodes"] == (options["nnodes"], f"variable {family}_NNODES")
+
+
+@pytest.mark.parametrize("name", ["RDZV_ENDPOINT", "RDZV_BACKEND", "RDZV_ID", "NNODES"])
+def test_variables_of_equal_standing(name: str) -> None:
+    """Two variables of one setting that differ are one line that names both."""
+    with pytest.raises(UserError) as caught:
+        plan("train.py", **{f"PET_{name}": "1", f"ELASTIC_{name}": "2"})
+    assert f"PET_{name}='1'" in str(caught.value)
+    assert f"ELASTIC_{name}='2'" in str(caught.value)
+
+
+V3 = "means etcd's v3 API here: no --enable-v2 is needed"
+
+
+@pytest.mark.parametrize(
+    ("line", "notes"),
+    [
+        (f"{ETCD} --rdzv-endpoint a", []),
+        (f"{ETCD} --rdzv-backend etcd --rdzv-endpoint a", [f"--rdzv-backend etcd {V3}"]),
+        (f"{ETCD} --rdzv-backend etcd-v2 --rdzv-endpoint a", [f"--rdzv-backend etcd-v2 {V3}"]),
+        (
+            f"{ETCD} --rdzv-endpoint a --node-rank 1 --master-port 7",
+            ["no effect: --master-port, --node-rank; only --rdzv-backend static without --standalone uses them"],
+        ),
+        (f"{ETCD} --rdzv-endpoint a --rdzv-conf last_call_timeout=5,is_host=1,protocol=http", []),
+        (
+            f"{ETCD} --rdzv-endpoint a --rdzv-conf join_timeout=3,last_call_timeout=5,speed=9 --quiet-time 1",
+            ["no effect in --rdzv-conf: join_timeout, last_call_timeout", "not used: speed in --rdzv-conf"],
+        ),
+        (
+            f"{C10D} --rdzv-endpoint a --etcd-user ann",
+            [
+                "the job's etcd runs on a: the job survives the loss of any node but that one",
+                "no effect: --etcd-user; the job's own etcd asks for no credentials",
+            ],
+        ),
+        (
+            "--nnodes 2 --master-addr a --master-port 7",
+            [
+                "--rdzv-backend static: nodes meet in an etcd at a:7; each generation gets a fresh master port",
+                "the job's etcd runs on a: the job survives the loss of any node but that one",
+            ],
+        ),
+    ],
+)
+def test_notes_of_several_nodes(line: str, notes: list[str]) -> None:
+    """What the rendezvous means differently here, or not at all, is said once."""
+    assert list(plan(line + " train.py").notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("line", "quiet", "origin"),
+    [
+        ("--rdzv-conf last_call_timeout=30", 30, "flag --rdzv-conf"),
+        ("--rdzv-conf last_call_timeout=30 --quiet-time 3", 3, "flag --quiet-time"),
+        ("--rdzv-conf timeout=30", 3, "default"),
+    ],
+)
+def test_last_call(line: str, quiet: float, origin: str) -> None:
+    """torchrun's last_call_timeout is the quiet time, unless that is given itself."""
+    made = plan(f"{ETCD} --rdzv-endpoint a {line} train.py")
+    assert made.job.quiet_s == quiet
+    assert origins(made)["quiet-time"] == (f"{quiet:g}", origin)
+
+
 MISTAKES: list[tuple[str, dict[str, str], list[str]]] = [
     ("--nnodes 3:1 train.py", {}, ["--nnodes", "expected MIN:MAX", "'3:1'"]),
     ("--nnodes 0 train.py", {}, ["--nnodes", "expected 1 node or more", "'0'"]),
@@ -304,10 +632,49 @@ MISTAKES: list[tuple[str, dict[str, str], list[str]]] = [
     ("--nnodes 1:2:3 train.py", {}, ["--nnodes", "MIN:MAX", "'1:2:3'"]),
     ("--nnodes= train.py", {}, ["--nnodes", "expected a number", "''"]),
     ("train.py", {"PET_NNODES": "-1"}, ["PET_NNODES", "expected a number of nodes", "'-1'"]),
-    ("--nnodes 2 train.py", {}, ["--nnodes 2", "one node", "--nnodes 1"]),
-    ("--nnodes 1:4 train.py", {}, ["--nnodes 1:4", "one node"]),
-    ("--rdzv-backend etcd train.py", {}, ["--rdzv-backend etcd", "one node", "--standalone"]),
-    ("--rdzv-backend etcd-v2 train.py", {}, ["--rdzv-backend etcd-v2", "one node"]),
+    ("--nnodes 1:4 train.py", {}, ["--nnodes 1:4", "fixed number", "use --rdzv-backend c10d"]),
+    ("--standalone --nnodes 2 train.py", {}, ["--standalone", "contradicts", "--nnodes 2"]),
+    ("--rdzv-backend etcd train.py", {}, ["--rdzv-backend etcd", "--rdzv-endpoint HOST:PORT", "embedded"]),
+    ("train.py", {"PET_RDZV_BACKEND": "etcd-v2"}, ["PET_RDZV_BACKEND etcd-v2", "--rdzv-endpoint HOST:PORT"]),
+    (f"{ETCD} --rdzv-endpoint ftp://a:1 train.py", {}, ["--rdzv-endpoint", "https://HOST:PORT", "'ftp://a:1'"]),
+    (f"{ETCD} --rdzv-endpoint a:1,b:x train.py", {}, ["--rdzv-endpoint", "list of HOST:PORT", "'a:1,b:x'"]),
+    (f"{ETCD} --rdzv-endpoint a:0 train.py", {}, ["--rdzv-endpoint", "list of HOST:PORT", "'a:0'"]),
+    (f"{ETCD} --rdzv-endpoint http://a,https://b train.py", {}, ["--rdzv-endpoint", "not both"]),
+    (f"{ETCD} --rdzv-endpoint a --rdzv-conf protocol=ftp train.py", {}, ["--rdzv-conf", "protocol=https"]),
+    (f"{ETCD} --rdzv-endpoint nowhere train.py", {}, ["nowhere", "out of reach", "--local-addr"]),
+    (f"{ETCD} --rdzv-endpoint a train.py", {"POD_IP": "nowhere"}, ["POD_IP", "resolved", "'nowhere'"]),
+    (f"{ETCD} --rdzv-endpoint a train.py", {"POD_NAME": "a/b"}, ["POD_NAME", "without slashes", "'a/b'"]),
+    (f"{ETCD} --rdzv-endpoint a --listen-address nowhere train.py", {}, ["--listen-address", "resolved"]),
+    (f"{ETCD} --rdzv-endpoint a --etcd-user ann train.py", {}, ["--etcd-user ann", "ELASTIC_ETCD_PASSWORD"]),
+    (f"{ETCD} --rdzv-endpoint a --etcd-ca none.pem train.py", {}, ["--etcd-ca", "file", "'none.pem'"]),
+    (f"{ETCD} --rdzv-endpoint a --etcd-ca app train.py", {}, ["--etcd-ca", "file", "'app'"]),
+    (f"{ETCD} --rdzv-endpoint a --rdzv-conf cacert=none.pem train.py", {}, ["--rdzv-conf", "file", "'none.pem'"]),
+    (f"{ETCD} --rdzv-endpoint a --etcd-cert run.sh train.py", {}, ["--etcd-cert run.sh", "--etcd-key is missing"]),
+    (f"{ETCD} --rdzv-endpoint a --etcd-key run.sh train.py", {}, ["--etcd-key run.sh", "--etcd-cert is missing"]),
+    (f"{ETCD} --rdzv-endpoint http://a --etcd-ca run.sh train.py", {}, ["--etcd-ca run.sh", "contradicts http://"]),
+    ("--connect-timeout 0 train.py", {}, ["--connect-timeout", "above 0", "'0'"]),
+    (f"{ETCD} --rdzv-endpoint a --retention 5 train.py", {}, ["--retention", "10 seconds or more", "--finished-grace"]),
+    ("--finished-grace x train.py", {}, ["--finished-grace", "seconds", "'x'"]),
+    ("--rdzv-backend etcd --rdzv-endpoint a train.py", {}, ["--rdzv-id NAME is missing", "the same one on all"]),
+    ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a train.py", {}, ["--rdzv-id NAME is missing"]),
+    (f"{C10D} train.py", {}, ["--rdzv-backend c10d", "--rdzv-endpoint HOST:PORT"]),
+    (f"{C10D} --rdzv-endpoint localhost:0 train.py", {}, ["--rdzv-endpoint localhost:0", "can't find port 0"]),
+    (f"{C10D} --rdzv-endpoint a:1,b:1 train.py", {}, ["--rdzv-endpoint", "expected HOST:PORT", "'a:1,b:1'"]),
+    (f"{C10D} --rdzv-endpoint nowhere train.py", {}, ["nowhere", "out of reach", "--local-addr"]),
+    (f"{C10D} --rdzv-endpoint a --rdzv-conf is_host=maybe train.py", {}, ["--rdzv-conf", "is_host=true"]),
+    ("--nnodes 2 --node-rank 2 train.py", {}, ["--node-rank", "from 0 to 1", "'2'"]),
+    ("--nnodes 2 --master-port 0 train.py", {}, ["--master-port 0", "can't find port 0"]),
+    ("--nnodes 2 --rdzv-endpoint a:0 train.py", {}, ["--rdzv-endpoint a:0", "can't find port 0"]),
+    ("--quiet-time -1 train.py", {}, ["--quiet-time", "0 or more", "'-1'"]),
+    ("--drain-timeout x train.py", {}, ["--drain-timeout", "seconds", "'x'"]),
+    ("--hold-timeout 0 train.py", {}, ["--hold-timeout", "above 0", "'0'"]),
+    ("--lease-ttl 1 train.py", {}, ["--lease-ttl", "whole number of 2 or more", "'1'"]),
+    ("--lease-ttl 2.5 train.py", {}, ["--lease-ttl", "whole number", "'2.5'"]),
+    ("--isolation-timeout inf train.py", {}, ["--isolation-timeout", "seconds", "'inf'"]),
+    ("--leave-exit-code 256 train.py", {}, ["--leave-exit-code", "from 0 to 255", "'256'"]),
+    ("--leave-signal USR3 train.py", {}, ["--leave-signal", "SIGUSR1", "'USR3'"]),
+    ("--leave-signal KILL train.py", {}, ["--leave-signal", "SIGKILL can't be"]),
+    ("--rdzv-conf last_call_timeout=soon train.py", {}, ["--rdzv-conf", "seconds", "'soon'"]),
     ("--rdzv-backend zk train.py", {}, ["--rdzv-backend", "expected one of static, c10d, etcd", "'zk'"]),
     ("--rdzv-conf a train.py", {}, ["--rdzv-conf", "expected", "key=value", "'a'"]),
     ("--rdzv-conf a=1,=2 train.py", {}, ["--rdzv-conf", "key=value"]),

@@ -103,6 +103,11 @@ def test_parse_errors(words: str, parts: list[str]) -> None:
             "variable PET_SHUTDOWN_TIMEOUT",
         ),
         ({}, {"LOGLEVEL": "DEBUG"}, "log-level", "DEBUG", "variable LOGLEVEL"),
+        ({}, {}, "quiet-time", "3", "default"),
+        ({}, {"ELASTIC_QUIET_TIME": "1"}, "quiet-time", "1", "variable ELASTIC_QUIET_TIME"),
+        ({}, {"PET_QUIET_TIME": "1"}, "quiet-time", "3", "default"),
+        ({}, {"ELASTIC_ETCD_PASSWORD": "x"}, "etcd-password", "x", "variable ELASTIC_ETCD_PASSWORD"),
+        ({}, {"ELASTIC_ETCD_PASSWORD": ""}, "etcd-password", None, "default"),
     ],
 )
 def test_origin(options: dict[str, str], environ: dict[str, str], name: str, text: str | None, origin: str) -> None:
@@ -135,6 +140,12 @@ def test_launcher_inside_a_worker() -> None:
     assert {name for setting in SETTINGS for name in setting.variables} & told.keys() == WORKER_VARIABLES
     values = read({}, {**told, "ELASTIC_NPROC_PER_NODE": "2"})
     assert {value.name for value in values.values() if value.explicit} == {"nproc-per-node"}
+
+
+def test_password_has_no_flag() -> None:
+    """A password on the command line would be seen by everybody on the machine."""
+    with pytest.raises(UserError, match="unknown option --etcd-password"):
+        parse(["--etcd-password", "x", "train.py"])
 
 
 def test_table() -> None:
