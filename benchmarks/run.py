@@ -7,6 +7,7 @@ of this machine and day; ratios are what counts. Results are written to benchmar
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
 import re
@@ -21,17 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE / "scripts"
-BIN = Path(sys.executable).parent
+import nodes
+from common import BIN, ENVIRON, HERE, PATIENCE_S, SCRIPTS, THEIR_ENV
+
 OURS = [str(BIN / "elastic-launch"), "--framework", "torch"]
 THEIRS = [str(BIN / "torchrun"), "--standalone"]
-# torchrun's better setting: without it most restarts never recover.
-THEIR_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# Both sides may keep their compiled modules, as an ordinary installation does.
-ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 MORE_IMPORTS = "sympy,networkx,numpy.testing,unittest.mock,xml.dom.minidom,email.mime.text"
-PATIENCE_S = 90.0
 
 
 @dataclass
@@ -194,6 +190,7 @@ class Case:
     target: str
     unit: str = "s"
     other: str = "torchrun"
+    their_times: int | None = None
 
 
 CASES = [
@@ -270,49 +267,105 @@ CASES = [
 ]
 
 
+NODE_CASES = [
+    Case(
+        f"{measure.name}: {measure.what}",
+        functools.partial(measure.run, nodes.OURS),
+        functools.partial(measure.run, nodes.THEIRS),
+        measure.target,
+        their_times=measure.their_times,
+    )
+    for measure in nodes.MEASURES
+]
+
+
 @dataclass
 class Result:
+    """Samples are numbers, or how it ended where there is nothing to measure."""
+
     case: Case
-    ours: list[float]
-    theirs: list[float]
+    ours: list[float | str] = field(default_factory=list)
+    theirs: list[float | str] = field(default_factory=list)
 
     @property
-    def ratio(self) -> float:
-        return statistics.median(self.ours) / statistics.median(self.theirs)
+    def ratio(self) -> float | None:
+        mine, other = median(self.ours), median(self.theirs)
+        return None if mine is None or other is None else mine / other
 
     @property
     def verdict(self) -> str:
-        match = re.match(r"at (most|least) ([\d.]+)x", self.case.target)
-        if match is None:
-            return ""
-        limit = float(match.group(2))
-        reached = self.ratio <= limit if match.group(1) == "most" else self.ratio >= limit
-        return "reached" if reached else "missed"
+        """Whether all parts of the target are reached."""
+        ratio, mine = self.ratio, median(self.ours)
+        parts = []
+        for kind, number in re.findall(r"(at most|at least|below) ([\d.]+)", self.case.target):
+            limit = float(number)
+            if kind == "below":
+                parts.append(mine is not None and mine < limit)
+            else:
+                parts.append(ratio is not None and (ratio <= limit if kind == "at most" else ratio >= limit))
+        return "" if not parts or not self.ours else "reached" if all(parts) else "missed"
 
     def row(self) -> str:
-        unit = self.case.unit
-        mine, other = statistics.median(self.ours), statistics.median(self.theirs)
-        return (
-            f"| {self.case.name} | {mine:.3f} {unit} | {other:.3f} {unit} ({self.case.other}) "
-            f"| {self.ratio:.3f}x | {self.case.target} | {self.verdict} |"
-        )
+        ratio = "" if self.ratio is None else f"{self.ratio:.3f}x"
+        mine, other = (shown(samples, self.case.unit) for samples in (self.ours, self.theirs))
+        target = f"{self.case.target} | {self.verdict}"
+        return f"| {self.case.name} | {mine} | {other}, {self.case.other} | {ratio} | {target} |"
 
     def samples(self) -> str:
-        mine = " ".join(f"{value:.3f}" for value in self.ours)
-        other = " ".join(f"{value:.3f}" for value in self.theirs)
+        mine, other = (
+            " ".join(f"({sample})" if isinstance(sample, str) else f"{sample:.3f}" for sample in samples)
+            for samples in (self.ours, self.theirs)
+        )
         return f"- {self.case.name}: ours {mine}; {self.case.other} {other}"
 
 
+def median(samples: list[float | str]) -> float | None:
+    """None where a run had no result: then the others do not tell how it goes."""
+    numbers = [sample for sample in samples if not isinstance(sample, str)]
+    return statistics.median(numbers) if numbers and len(numbers) == len(samples) else None
+
+
+def shown(samples: list[float | str], unit: str) -> str:
+    middle = median(samples)
+    if middle is not None:
+        return f"{middle:.3f} {unit} ({min(samples):.3f}-{max(samples):.3f})"
+    failed = [sample for sample in samples if isinstance(sample, str)]
+    return "not measured" if not failed else f"{failed[0]} ({len(failed)} of {len(samples)})"
+
+
 def measure(case: Case, times: int) -> Result:
-    result = Result(case, [], [])
+    result = Result(case)
     assert case.theirs is not None
     for turn in range(times):
         # Whoever goes first changes with each turn.
         order = [(case.theirs, result.theirs), (case.ours, result.ours)]
         for run, samples in order if turn % 2 == 0 else reversed(order):
-            samples.append(run())
+            if run is case.theirs and case.their_times is not None and turn >= case.their_times:
+                continue
+            try:
+                samples.append(run())
+            except nodes.Never as never:
+                samples.append(str(never))
     print(result.row(), flush=True)
     return result
+
+
+TABLE = ["| case | elastic-launch: median (range) | other side | ratio | to reach | |", "|---|---|---|---|---|---|"]
+SEVERAL_NODES = "## Several nodes"
+
+
+def several_nodes(results: list[Result]) -> list[str]:
+    return [
+        SEVERAL_NODES,
+        "",
+        "Three launchers of one worker each, all on this machine: ours with one etcd, torchrun with its c10d store",
+        "on the node that is started first. Workers do a step every 5 ms, and standbys are ready. A silent node is",
+        "lost with its lease of 5 s. Where torchrun loses the job or does not go on in 90 s, it is tried less often.",
+        "",
+        *TABLE,
+        *(result.row() for result in results),
+        "",
+    ]
 
 
 def report(results: list[Result], times: int) -> str:
@@ -326,10 +379,10 @@ def report(results: list[Result], times: int) -> str:
         f"Medians of {times} runs of each side, in turns. torchrun runs with "
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, its better setting. Ratios are ours to theirs.",
         "",
-        "| case | elastic-launch | other side | ratio | to reach | |",
-        "|---|---|---|---|---|---|",
-        *(result.row() for result in results),
+        *TABLE,
+        *(result.row() for result in results if result.case in CASES),
         "",
+        *several_nodes([result for result in results if result.case in NODE_CASES]),
         "## All samples",
         "",
         *(result.samples() for result in results),
@@ -341,6 +394,11 @@ def report(results: list[Result], times: int) -> str:
 
 def renew(text: str, results: list[Result]) -> str:
     """The results with these cases' lines in the place of their older ones."""
+    if SEVERAL_NODES not in text:
+        empty = [Result(case) for case in NODE_CASES]
+        text = text.replace("## All samples\n", "\n".join([*several_nodes(empty), "## All samples\n"]))
+        samples = "\n".join(result.samples() for result in empty)
+        text = re.sub(r"(?<=\n)\n+(?=## Where)", f"{samples}\n\n", text)
     fresh = {f"| {result.case.name} |": result.row() for result in results}
     fresh |= {f"- {result.case.name}:": result.samples() for result in results}
     lines = (
@@ -357,7 +415,9 @@ def main() -> int:
         "--only", default="", help="only cases whose name contains this; their lines in the results are replaced"
     )
     args = parser.parse_args()
-    chosen = [case for case in CASES if args.only in case.name]
+    # However it ends, nodes and servers are ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    chosen = [case for case in (*CASES, *NODE_CASES) if args.only in case.name]
     results = [measure(case, args.times) for case in chosen]
     written = HERE / "results.md"
     written.write_text(renew(written.read_text(), results) if args.only else report(results, args.times))
