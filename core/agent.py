@@ -27,6 +27,7 @@ from elastic_adapter.core.events import (
 )
 from elastic_adapter.core.model import (
     Assignment,
+    Directive,
     Drain,
     Failed,
     Halt,
@@ -36,6 +37,7 @@ from elastic_adapter.core.model import (
     Run,
     Seat,
     Stopped,
+    Wait,
     WorkerExit,
     signal_name,
 )
@@ -156,7 +158,7 @@ class Agent:
 
     async def _handle(self, incident: Incident) -> Outcome | None:
         """Act on what happened; an outcome means that it is over."""
-        if isinstance(incident, Run | Drain | Hold | Halt):
+        if isinstance(incident, Directive):
             self._directives_waiting -= 1
         match incident:
             case Run(assignment=assignment):
@@ -165,6 +167,8 @@ class Agent:
                 await self._drain(generation, grace_s, reason)
             case Hold(reason=reason):
                 await self._hold(reason)
+            case Wait(reason=reason):
+                log.info("waiting: %s", reason)
             case Halt(outcome=outcome):
                 await self._halt(outcome)
                 return outcome
@@ -184,12 +188,12 @@ class Agent:
                 await self._cut_off(incident)
             case LinkLost(why=why):
                 await self._stop(signal.SIGTERM, self._node.grace_s)
-                return Failed(why)
+                return Failed(why, alone=True)
             case Unanswered():
                 assert self._signal is not None
                 await self._stop(self._signal, self._node.grace_s)
                 name = signal_name(self._signal)
-                return Stopped(f"{name} on {self._node.node}; no leader of the job answered", self._signal)
+                return Stopped(f"{name} on {self._node.node}; no leader of the job answered", self._signal, alone=True)
             case GuardEnded():
                 return Failed("the guard process ended; all workers were ended with it")
             case _:
@@ -229,7 +233,7 @@ class Agent:
                 self._guard.signal(worker.process, self._node.leave_signal)
 
     def notice(self, notice: Notice) -> None:
-        if isinstance(notice, Run | Drain | Hold | Halt):
+        if isinstance(notice, Directive):
             self._directives_waiting += 1
         if isinstance(notice, CutOff):
             # Whatever this agent waits for then, its workers do not outlive this time.

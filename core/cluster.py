@@ -33,7 +33,7 @@ _RETRY_S = 0.2
 # How long a coordinator that goes in good order waits until all have heard its last words.
 _LAST_WORDS_S = 3.0
 # An agent that has had no contact to etcd for this time longer than the isolation timeout gives up.
-_GIVE_UP_S = 600.0
+GIVE_UP_S = 600.0
 # An etcd of the job's own that crashed is back sooner than this.
 _EMBEDDED_S = 10.0
 # How long a node's name may be held by an agent that does not answer: its lease, and what etcd takes to notice.
@@ -162,7 +162,13 @@ class ClusterSession:
     # What the agent uses.
 
     async def attend(self, node: Node) -> None:
-        await all_of(self._keeper.keep(), self._watch_head(node), self._watch_ties(node), self._stay_linked(node))
+        await all_of(
+            self._keeper.keep(),
+            self._registry.keep_run(),
+            self._watch_head(node),
+            self._watch_ties(node),
+            self._stay_linked(node),
+        )
 
     async def report(self, report: Report) -> None:
         if self._link is not None:
@@ -231,13 +237,13 @@ class ClusterSession:
         """Act on what our ties are like; when to look again."""
         keeper = self._keeper
         lost = self._embedded and self._link is None
-        give_up = keeper.acked_at + (_EMBEDDED_S if lost else self._config.isolation_s + _GIVE_UP_S)
+        give_up = keeper.acked_at + (_EMBEDDED_S if lost else self._config.isolation_s + GIVE_UP_S)
         if keeper.replaced is not None:
             node.notice(LinkLost(str(keeper.replaced)))
         elif not keeper.answers and now >= give_up:
             whose = "the node that runs the job's etcd" if self._embedded else "etcd"
             node.notice(LinkLost(f"{whose} has been out of reach for {now - keeper.acked_at:.0f} s"))
-            return now + _GIVE_UP_S
+            return now + GIVE_UP_S
         contact = Contact(
             linked=self._link is not None,
             etcd_answers=keeper.answers,
@@ -248,7 +254,7 @@ class ClusterSession:
         due = stop(contact, now)
         if due is None:
             self._cut_off = False
-            return give_up if not keeper.answers else now + _GIVE_UP_S
+            return give_up if not keeper.answers else now + GIVE_UP_S
         if now < due.begin:
             return due.begin
         if not self._cut_off:

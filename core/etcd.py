@@ -256,7 +256,7 @@ class Etcd:
                 sent = True
                 return await self._once(method, request, reply_type, patience, streaming=streaming)
             except grpc.aio.AioRpcError as error:
-                if sent and not repeatable and error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                if sent and not repeatable and not self._is_outdated_token(error):
                     self._refuse(error)
                     self._current = (self._current + 1) % len(self._endpoints)
                     raise AnswerLost(f"{method}: {error.details()}") from error
@@ -320,11 +320,16 @@ class Etcd:
 
     async def _after_error(self, error: grpc.aio.AioRpcError) -> None:
         """Get ready to ask again: elsewhere, or with a new token; raise what asking again does not help."""
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED and self._token is not None:
+        if self._is_outdated_token(error):
             self._token = None
             return
         self._refuse(error)
         self._current = (self._current + 1) % len(self._endpoints)
+
+    def _is_outdated_token(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether a new token helps: this one has expired, or is of before a change of users (known to jwt tokens)."""
+        old = any(words in (error.details() or "") for words in _OLD_TOKEN)
+        return self._token is not None and (old or error.code() == grpc.StatusCode.UNAUTHENTICATED)
 
     def _refuse(self, error: grpc.aio.AioRpcError) -> None:
         if error.code() in _FINAL:
@@ -341,6 +346,9 @@ class Etcd:
         )
         return grpc.aio.secure_channel(endpoint, secure, options=_CHANNEL_OPTIONS)
 
+
+# etcd's words for it, which differ between its versions and calls, as do the codes.
+_OLD_TOKEN = ("revision in header is old", "revision of auth store is old")
 
 # What asking again does not change.
 _FINAL = frozenset(

@@ -49,6 +49,7 @@ from elastic_adapter.core.model import (
     Run,
     Stopped,
     Succeeded,
+    Wait,
     WorkerExit,
     World,
     signal_name,
@@ -61,8 +62,9 @@ from elastic_adapter.core.world import plan, seating
 KILL_S = 5.0
 # Signals that a worker gets for what it did itself.
 _CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
-# How often a job that holds says so.
+# How often a job that holds, or waits for nodes, says so, and when one that waits does for the first time.
 _REMIND_S = 60.0
+_FIRST_WORD_S = 5.0
 # Of how many generations the master's port is remembered: more offers than that are never on their way.
 _PORTS_KEPT = 8
 
@@ -72,6 +74,8 @@ class Gathering:
     """No worker runs; the first world is not formed yet. ``since`` is the time of the last join."""
 
     since: float
+    # When those who are here are told what they wait for.
+    remind_at: float
     reason: str = "waiting for nodes"
 
 
@@ -140,6 +144,10 @@ class Job:
     # The ports that the last generations took for their masters.
     taken: tuple[tuple[int, Endpoint], ...] = ()
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(member.node for member in self.members)
+
     def member(self, node: str) -> Member | None:
         return next((member for member in self.members if member.node == node), None)
 
@@ -148,7 +156,11 @@ Step: TypeAlias = tuple[Job, tuple[Command, ...]]
 
 
 def begin(config: JobConfig, now: float) -> Job:
-    return Job(config=config, phase=Gathering(since=now))
+    return Job(config=config, phase=_gathering(now))
+
+
+def _gathering(now: float) -> Gathering:
+    return Gathering(since=now, remind_at=now + _FIRST_WORD_S)
 
 
 def resume(config: JobConfig, record: Record, now: float) -> Job:
@@ -156,7 +168,7 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
     if record.outcome is not None:
         return Job(config, Finished(record.outcome), world=record.world, history=record.history)
     if record.world is None:
-        return Job(config, Gathering(since=now), history=record.history)
+        return Job(config, _gathering(now), history=record.history)
     return Job(
         config,
         Running(finished=record.finished),
@@ -170,11 +182,11 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
 def deadline(job: Job) -> float | None:
     """The time at which ``TimePassed`` would change something; None: only an event can."""
     match job.phase:
-        case Gathering(since=since):
+        case Gathering(since=since, remind_at=remind_at):
             settlement = settle(job.members, job.config, job.world, since, since)
             if isinstance(settlement, Waiting) and settlement.until is not None and job.members[0].ports:
-                return settlement.until
-            return None
+                return min(settlement.until, remind_at)
+            return remind_at if job.members else None
         case Running(joined=joined, leave_at=leave_at, judge_at=judge_at):
             # While a node is silent, a failure elsewhere can't be judged.
             judge_at = None if job.absent else judge_at
@@ -251,7 +263,7 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
     expected = known is not None or member.node in job.absent
     if not expected and not admits(job.config, world) and not _complete(job, member.node):
         reason = f"node {member.node} is refused: at fault-tolerance level 0 nobody joins after the start"
-        return job, (Send(member.node, Halt(Failed(reason))), Tell(reason))
+        return job, (Send(member.node, Halt(Failed(reason, alone=True))), Tell(reason))
     job = _with(_accounted_for(job, member.node), member)
     match job.phase:
         case Gathering():
@@ -295,10 +307,22 @@ def _back_in_the_world(job: Job, joined: MemberJoined, world: World, now: float)
 def _newcomer(job: Job, joined: MemberJoined, now: float) -> Step:
     """A node without a place, while the world runs. What it may still run of an earlier one must end."""
     after, commands = _counted(job, joined.member, now)
-    if joined.running is not None and not _is_told(joined.member.node, commands):
-        outdated = Hold(f"generation {joined.running} is over")
-        commands = (Send(joined.member.node, outdated), *commands)
-    return after, commands
+    if _is_told(joined.member.node, commands):
+        return after, commands
+    node, running = joined.member.node, joined.running
+    outdated = () if running is None else (Send(node, Hold(f"generation {running} is over")),)
+    return after, (*outdated, *commands, Send(node, Wait(_prospect(job))))
+
+
+def _prospect(job: Job) -> str:
+    """What a node without a place waits for."""
+    world, phase = job.world, job.phase
+    assert world is not None
+    size = len(world.placements)
+    state = f"generation {world.generation} runs on {size} node{'s' if size > 1 else ''}"
+    if isinstance(phase, Running | Draining) and grows(job.config, world) and not phase.finished:
+        return f"{state}, and takes this one in when it is ready"
+    return f"{state}; this one waits as a spare"
 
 
 def _is_told(node: str, commands: tuple[Command, ...]) -> bool:
@@ -424,7 +448,9 @@ def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str
     else:
         after, commands = _gone(job, nodes[-1], reason, now)
     outcomes = {
-        each.node: after.phase.outcome if isinstance(after.phase, Finished) else Stopped(reason, each.signal)
+        each.node: after.phase.outcome
+        if isinstance(after.phase, Finished)
+        else Stopped(reason, each.signal, alone=True)
         for each in leaving
     }
     return after, (*commands, *(Send(node, Halt(outcome)) for node, outcome in outcomes.items()))
@@ -532,7 +558,7 @@ def _time_passed(job: Job, now: float) -> Step:
         return job, ()
     match job.phase:
         case Gathering():
-            return _try_to_form(job, now)
+            return _time_passed_while_gathering(job, now)
         case Running() if job.world is not None:
             return _time_passed_while_running(job, job.phase, job.world, now)
         case Draining(reason=reason):
@@ -541,6 +567,14 @@ def _time_passed(job: Job, now: float) -> Step:
             return _time_passed_while_holding(job, job.phase, now)
         case _:
             return job, ()
+
+
+def _time_passed_while_gathering(job: Job, now: float) -> Step:
+    job, commands = _try_to_form(job, now)
+    if not isinstance(job.phase, Gathering) or now < job.phase.remind_at:
+        return job, commands
+    reminded = replace(job.phase, remind_at=now + _REMIND_S)
+    return replace(job, phase=reminded), _send_to(job, job.nodes, Wait(reminded.reason))
 
 
 def _time_passed_while_running(job: Job, phase: Running, world: World, now: float) -> Step:
@@ -651,7 +685,7 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str) -> Step:
 def _finish(job: Job, outcome: Outcome) -> Step:
     return replace(job, phase=Finished(outcome)), (
         Conclude(outcome),
-        *_send_to(job, tuple(member.node for member in job.members), Halt(outcome)),
+        *_send_to(job, job.nodes, Halt(outcome)),
     )
 
 

@@ -194,6 +194,8 @@ class Failed:
 
     reason: str
     first: WorkerExit | None = None
+    # Whether it is over for this node alone.
+    alone: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -206,6 +208,8 @@ class Stopped:
 
     reason: str
     signal: int
+    # Whether it is over for this node alone.
+    alone: bool = False
     # The exit code that the user chose for a node that leaves; None: the shell's for the signal.
     code: int | None = None
 
@@ -241,13 +245,20 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no place for this node yet: what it waits for, for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """Stop the workers and end the agent with the outcome's code."""
 
     outcome: Outcome
 
 
-Directive: TypeAlias = Run | Drain | Hold | Halt
+Directive: TypeAlias = Run | Drain | Hold | Wait | Halt
 
 
 @dataclass(frozen=True, slots=True)

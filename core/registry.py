@@ -7,6 +7,9 @@
     <base>/runs/<id>/record           the world, the budget spent and the outcome
     <base>/runs/<id>/finished         there for a short while after the run's end
 
+The root and all that is committed are under a lease of the run, which every agent keeps alive: what a run leaves
+behind whose nodes all died goes by itself, long after any of them could still be at work.
+
 A leader's key is written once, by its campaign or by deposing the one before it, so that its modification revision is
 as good as a create revision, and a succession is one transaction: etcd refuses to delete and put a key in one.
 """
@@ -14,6 +17,7 @@ as good as a create revision, and a succession is one transaction: etcd refuses 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -30,7 +34,7 @@ from elastic_adapter.core.codec import (
     root_from_bytes,
     root_to_bytes,
 )
-from elastic_adapter.core.errors import Fenced, RunOver, UserError
+from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
 from elastic_adapter.core.etcd import (
     AnswerLost,
     Change,
@@ -53,6 +57,7 @@ from elastic_adapter.core.ports import Leader, Record
 
 BASE = "/elastic-adapter"
 _ATTEMPTS = 20
+_RUN_RENEWALS = 10
 _PAUSE_S = 0.05
 _NO_ANSWER = "etcd's answers were lost again and again"
 
@@ -127,10 +132,19 @@ class EtcdRegistry:
     """One job, as one agent sees it. ``enter`` a run, then ``register``, then take part."""
 
     def __init__(
-        self, etcd: Etcd, job_id: str, me: Card, finished_grace_s: float = 10.0, retention_s: float = 3600.0
+        self,
+        etcd: Etcd,
+        job_id: str,
+        me: Card,
+        *,
+        finished_grace_s: float = 10.0,
+        retention_s: float = 3600.0,
+        abandoned_s: float = 7200.0,
     ) -> None:
         self.me = me
         self._etcd = etcd
+        # How long the keys of a run stay when none of its agents is heard of.
+        self._abandoned_s = abandoned_s
         self._finished_grace_s = finished_grace_s
         self._retention_s = retention_s
         self._base = f"{BASE}/{quote(job_id, safe='')}"
@@ -138,6 +152,7 @@ class EtcdRegistry:
         self._run = 0
         self._root_value = b""
         self._nonce = ""
+        self._run_lease = 0
         self._lease = Lease(0, 0)
         self._generation = 0
 
@@ -171,6 +186,7 @@ class EtcdRegistry:
                 continue
             root = root_from_bytes(found[0].value)
             self._run, self._root_value, self._nonce = found[0].created, found[0].value, root.nonce
+            self._run_lease = found[0].lease
             state, entered = await self._look(), Entered(self._run, root.token)
             match state:
                 case _Alive():
@@ -188,8 +204,9 @@ class EtcdRegistry:
         raise EtcdUnavailable(_NO_ANSWER)
 
     async def _begin(self, root: Root) -> None:
+        lease = await self._etcd.grant(max(1, round(self._abandoned_s)))
         try:
-            await self._etcd.transact([created_at(self._root, 0)], [put(self._root, root_to_bytes(root))])
+            await self._etcd.transact([created_at(self._root, 0)], [put(self._root, root_to_bytes(root), lease.id)])
         except AnswerLost:
             # Whatever happened is read next.
             return
@@ -207,7 +224,7 @@ class EtcdRegistry:
         return _Left({each.node: each.control for each in record.world.placements})
 
     def _check(self, root: Root, settings: Mapping[str, str]) -> None:
-        for name in sorted({*root.settings, *settings}):
+        for name in dict.fromkeys((*settings, *root.settings)):
             theirs, ours = root.settings.get(name), settings.get(name)
             if theirs != ours:
                 raise UserError(
@@ -227,6 +244,13 @@ class EtcdRegistry:
             await self._etcd.transact(compare, [delete(self._root), delete_prefix(self.key(""))])
         except AnswerLost:
             return
+
+    async def keep_run(self) -> None:
+        """Say that somebody takes part in the run, often enough that its keys stay."""
+        while True:
+            with contextlib.suppress(OutOfReach):
+                await self._etcd.keep_alive(self._run_lease)
+            await asyncio.sleep(self._abandoned_s / _RUN_RENEWALS)
 
     async def check_run(self) -> None:
         """Raise RunOver when the job has another run now, or none."""
@@ -360,7 +384,7 @@ class EtcdRegistry:
         return record
 
     async def commit(self, epoch: int, record: Record) -> None:
-        lease = 0
+        lease = self._run_lease
         operations = []
         if record.outcome is not None:
             lease = (await self._etcd.grant(max(1, round(self._retention_s)))).id
@@ -370,7 +394,7 @@ class EtcdRegistry:
                 grace = await self._etcd.grant(max(1, round(self._finished_grace_s)))
                 operations.append(put(self.key("finished"), b"", grace.id))
         generation = record.world.generation if record.world is not None else 0
-        if generation != self._generation or lease:
+        if generation != self._generation or record.outcome is not None:
             operations.append(put(self.key("head/generation"), str(generation).encode(), lease))
         operations.append(put(self.key("record"), record_to_bytes(record), lease))
         # Written twice it is the same: an answer that was lost needs no reading back.

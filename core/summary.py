@@ -13,6 +13,10 @@ def summarize(outcome: Outcome, restarts: int) -> str:
     match outcome:
         case Succeeded(reason=reason):
             return f"job succeeded: {reason}{_after(restarts)}"
+        case Stopped(reason=reason, alone=True):
+            return f"this node has left the job: {reason}{_after(restarts)}"
+        case Failed(reason=reason, alone=True):
+            return f"this node is out of the job: {reason}{_after(restarts)}"
         case Stopped(reason=reason):
             return f"job stopped: {reason}{_after(restarts)}"
         case Failed(reason=reason, first=None):

@@ -62,6 +62,7 @@ from elastic_adapter.core.model import (
     Run,
     Stopped,
     Succeeded,
+    Wait,
     WorkerExit,
     World,
 )
@@ -196,7 +197,7 @@ class Referee:
         self._check_commit(after, commands, now)
         self._check_outcome(before, event, after, commands)
         self._check_sends(before, event, after, commands)
-        self._check_state(after)
+        self._check_state(after, now)
         self._check_words(commands)
 
     @property
@@ -456,7 +457,7 @@ class Referee:
                 again = given.generation == self.worlds[-1].generation and command.node in self._behind(event)
                 _require(given.generation in done or again, "a world is committed before it is sent")
                 _require(given == self.worlds[-1].assignment(command.node), "a node is sent its part of the world")
-        told: dict[type[Directive], list[str]] = {Run: [], Hold: [], Drain: [], Halt: []}
+        told: dict[type[Directive], list[str]] = {Run: [], Hold: [], Drain: [], Wait: [], Halt: []}
         for node, directive in directives:
             told[type(directive)].append(node)
         expected = self._expected(before, event, after, committed(commands))
@@ -490,10 +491,21 @@ class Referee:
         return {
             Run: list(worlds[0].nodes) if worlds else again,
             Hold: held,
+            Wait: self._waiting(before, event, after),
             Drain: here if isinstance(before.phase, Running) and isinstance(after.phase, Draining) else [],
         }
 
-    def _check_state(self, after: Job) -> None:
+    def _waiting(self, before: Job, event: Event, after: Job) -> list[str]:
+        """Who must be told what it waits for: whoever comes while a world runs, and all, now and then, before one."""
+        if isinstance(before.phase, Gathering) and isinstance(after.phase, Gathering):
+            reminded = isinstance(event, TimePassed) and after.phase.remind_at != before.phase.remind_at
+            return list(self.present) if reminded else []
+        stays = isinstance(before.phase, Running | Draining) and isinstance(after.phase, Running | Draining)
+        if not isinstance(event, MemberJoined) or not stays or event.member.node in self.worlds[-1].nodes:
+            return []
+        return [event.member.node] if event.member.node in self.present else []
+
+    def _check_state(self, after: Job, now: float) -> None:
         if isinstance(after.phase, Finished):
             return
         by_node = {member.node: (member.ports, member.warm) for member in after.members}
@@ -511,7 +523,7 @@ class Referee:
                 _require(fine, f"{node} is gone with unfinished workers, but the world runs on")
         if isinstance(after.phase, Gathering | Holding) and len(self.present) >= self.required:
             able = all(member.ports for member in self.present.values()) and not self.absent
-            quiet = isinstance(after.phase, Gathering) and deadline(after) is not None
+            quiet = isinstance(after.phase, Gathering) and now < after.phase.since + self.config.quiet_s
             doubt = bool(self.worlds) and self._doubt_until(self.worlds[-1]) is not None
             _require(quiet or doubt or not able, "a job that lacks nothing waits for nothing but the quiet time")
         if isinstance(after.phase, Running) and self.config.level == Level.ELASTIC and not self.finished:
@@ -541,7 +553,7 @@ def _words(command: Command) -> str:
             return outcome.reason
         case Send(directive=Run(assignment=assignment)):
             return assignment.reason
-        case Send(directive=Drain(reason=reason) | Hold(reason=reason)) | Tell(reason=reason):
+        case Send(directive=Drain(reason=reason) | Hold(reason=reason) | Wait(reason=reason)) | Tell(reason=reason):
             return reason
         case _:
             raise AssertionError(f"unhandled value: {command!r}")

@@ -29,6 +29,7 @@ from elastic_adapter.core.model import (
     Run,
     Stopped,
     Succeeded,
+    Wait,
     WorkerExit,
 )
 from elastic_adapter.proto import control_pb2 as pb
@@ -143,6 +144,8 @@ def directive_to_wire(epoch: int, directive: Directive) -> pb.Directive:
             return pb.Directive(epoch=epoch, drain=pb.Drain(generation=generation, grace_s=grace_s, reason=reason))
         case Hold(reason=reason):
             return pb.Directive(epoch=epoch, hold=pb.Hold(reason=reason))
+        case Wait(reason=reason):
+            return pb.Directive(epoch=epoch, wait=pb.Wait(reason=reason))
         case Halt(outcome=outcome):
             return pb.Directive(epoch=epoch, halt=_outcome_to_wire(outcome))
         case _:
@@ -159,6 +162,8 @@ def directive_from_wire(directive: pb.Directive) -> Directive | None:
             return Drain(drain.generation, drain.grace_s, drain.reason)
         case "hold":
             return Hold(directive.hold.reason)
+        case "wait":
+            return Wait(directive.wait.reason)
         case "halt":
             return Halt(_outcome_from_wire(directive.halt))
         case _:
@@ -272,10 +277,10 @@ def _outcome_to_wire(outcome: Outcome) -> pb.Halt:
     match outcome:
         case Succeeded(reason=reason):
             return pb.Halt(succeeded=pb.Succeeded(reason=reason))
-        case Failed(reason=reason, first=first):
-            return pb.Halt(failed=pb.Failed(reason=reason, first=_exit_to_wire(first) if first else None))
-        case Stopped(reason=reason, signal=signal):
-            return pb.Halt(stopped=pb.Stopped(reason=reason, signal=signal))
+        case Failed(reason=reason, first=first, alone=alone):
+            return pb.Halt(failed=pb.Failed(reason=reason, first=_exit_to_wire(first) if first else None, alone=alone))
+        case Stopped(reason=reason, signal=signal, alone=alone):
+            return pb.Halt(stopped=pb.Stopped(reason=reason, signal=signal, alone=alone))
         case _:
             assert_never(outcome)
 
@@ -285,7 +290,7 @@ def _outcome_from_wire(halt: pb.Halt) -> Outcome:
         case "succeeded":
             return Succeeded(halt.succeeded.reason)
         case "stopped":
-            return Stopped(halt.stopped.reason, halt.stopped.signal)
+            return Stopped(halt.stopped.reason, halt.stopped.signal, halt.stopped.alone)
         case _:
             first = _exit_from_wire(halt.failed.first) if halt.failed.HasField("first") else None
-            return Failed(halt.failed.reason, first)
+            return Failed(halt.failed.reason, first, halt.failed.alone)

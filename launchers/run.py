@@ -150,7 +150,7 @@ async def _run_alone(parts: _Parts) -> Outcome:
 async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
     """One of several nodes, which meet in etcd."""
     from elastic_adapter.core.agent import Agent
-    from elastic_adapter.core.cluster import ClusterSession
+    from elastic_adapter.core.cluster import GIVE_UP_S, ClusterSession
     from elastic_adapter.core.codec import Card
     from elastic_adapter.core.embedded import EmbeddedEtcd
     from elastic_adapter.core.etcd import Etcd
@@ -166,7 +166,16 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
         await _unless_signalled(parts.caught, _reach(cluster))
         clients = [Etcd(cluster.endpoints, cluster.credentials, timeout_s) for timeout_s in (2.0, plan.job.lease_s / 5)]
         me = Card(plan.node.node, "", uuid.uuid4().hex)
-        registry = EtcdRegistry(clients[0], plan.job.job_id, me, cluster.finished_grace_s, cluster.retention_s)
+        # When the last agent that was cut off has given up, and as long again as the keys of a run that ended stay.
+        abandoned_s = plan.job.isolation_s + GIVE_UP_S + cluster.retention_s
+        registry = EtcdRegistry(
+            clients[0],
+            plan.job.job_id,
+            me,
+            finished_grace_s=cluster.finished_grace_s,
+            retention_s=cluster.retention_s,
+            abandoned_s=abandoned_s,
+        )
         session = ClusterSession(
             plan.job, registry, clients[1], address=plan.node.address, listen=cluster.listen, embedded=cluster.embedded
         )

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#elastic_adapter/proto/control.proto\x12\x1a\x65lastic_adapter.control.v1\"\xbc\x04\n\x06Report\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.elastic_adapter.control.v1.HelloH\x00\x12\x41\n\rports_offered\x18\x02 \x01(\x0b\x32(.elastic_adapter.control.v1.PortsOfferedH\x00\x12\x41\n\rworker_exited\x18\x03 \x01(\x0b\x32(.elastic_adapter.control.v1.WorkerExitedH\x00\x12?\n\x0cnode_drained\x18\x04 \x01(\x0b\x32\'.elastic_adapter.control.v1.NodeDrainedH\x00\x12\x36\n\x07leaving\x18\x05 \x01(\x0b\x32#.elastic_adapter.control.v1.LeavingH\x00\x12\x43\n\x0estop_requested\x18\x06 \x01(\x0b\x32).elastic_adapter.control.v1.StopRequestedH\x00\x12?\n\x0cmember_ready\x18\x07 \x01(\x0b\x32\'.elastic_adapter.control.v1.MemberReadyH\x00\x12?\n\x0cnode_stopped\x18\x08 \x01(\x0b\x32\'.elastic_adapter.control.v1.NodeStoppedH\x00\x12\x30\n\x04pong\x18\t \x01(\x0b\x32 .elastic_adapter.control.v1.PongH\x00\x42\x06\n\x04kind\"\xdb\x01\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\r\n\x05ports\x18\x04 \x03(\r\x12\x14\n\x07running\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x37\n\x05\x65xits\x18\x06 \x03(\x0b\x32(.elastic_adapter.control.v1.WorkerExited\x12\x0c\n\x04seen\x18\x07 \x01(\x04\x12\r\n\x05order\x18\x08 \x01(\x04\x12\x0f\n\x07\x63ontrol\x18\t \x01(\t\x12\x0c\n\x04\x63old\x18\n \x01(\x08\x42\n\n\x08_running\"+\n\x0cPortsOffered\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0c\n\x04seen\x18\x02 \x01(\x04\"\r\n\x0bMemberReady\"1\n\x0bNodeStopped\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x06\n\x04Pong\"\xce\x01\n\x0cWorkerExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nlocal_rank\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\x04\x63ode\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\n\n\x02\x61t\x18\x06 \x01(\x01\x12\x0b\n\x03pid\x18\x07 \x01(\x03\x12\x15\n\rdetail_source\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x0c\n\x04node\x18\n \x01(\tB\x07\n\x05_codeB\t\n\x07_signal\"!\n\x0bNodeDrained\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"\x19\n\x07Leaving\x12\x0e\n\x06signal\x18\x01 \x01(\x05\"\x1f\n\rStopRequested\x12\x0e\n\x06signal\x18\x01 \x01(\x05\"\x9c\x02\n\tDirective\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12.\n\x03run\x18\x02 \x01(\x0b\x32\x1f.elastic_adapter.control.v1.RunH\x00\x12\x32\n\x05\x64rain\x18\x03 \x01(\x0b\x32!.elastic_adapter.control.v1.DrainH\x00\x12\x30\n\x04hold\x18\x04 \x01(\x0b\x32 .elastic_adapter.control.v1.HoldH\x00\x12\x30\n\x04halt\x18\x05 \x01(\x0b\x32 .elastic_adapter.control.v1.HaltH\x00\x12\x30\n\x04ping\x18\x06 \x01(\x0b\x32 .elastic_adapter.control.v1.PingH\x00\x42\x06\n\x04kind\"\x06\n\x04Ping\"&\n\x08\x45ndpoint\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\";\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03uri\x18\x03 \x01(\t\"\xbf\x02\n\x03Run\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rrestart_count\x18\x02 \x01(\r\x12\x12\n\ngroup_rank\x18\x03 \x01(\r\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x13\n\x0brank_offset\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12\x34\n\x06master\x18\x08 \x01(\x0b\x32$.elastic_adapter.control.v1.Endpoint\x12\x0e\n\x06reason\x18\t \x01(\t\x12@\n\x0bresume_from\x18\n \x01(\x0b\x32&.elastic_adapter.control.v1.CheckpointH\x00\x88\x01\x01\x12\x15\n\rstart_delay_s\x18\x0b \x01(\x01\x42\x0e\n\x0c_resume_from\"<\n\x05\x44rain\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x16\n\x04Hold\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xbb\x01\n\x04Halt\x12:\n\tsucceeded\x18\x01 \x01(\x0b\x32%.elastic_adapter.control.v1.SucceededH\x00\x12\x34\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\".elastic_adapter.control.v1.FailedH\x00\x12\x36\n\x07stopped\x18\x03 \x01(\x0b\x32#.elastic_adapter.control.v1.StoppedH\x00\x42\t\n\x07outcome\"\x1b\n\tSucceeded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"`\n\x06\x46\x61iled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12<\n\x05\x66irst\x18\x02 \x01(\x0b\x32(.elastic_adapter.control.v1.WorkerExitedH\x00\x88\x01\x01\x42\x08\n\x06_first\")\n\x07Stopped\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x0f\n\rStatusRequest\"\xdb\x01\n\x0bStatusReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x15\n\rrestarts_used\x18\x06 \x01(\r\x12\x14\n\x0cmax_restarts\x18\x07 \x01(\r\x12\r\n\x05level\x18\x08 \x01(\r\x12\x39\n\x07members\x18\t \x03(\x0b\x32(.elastic_adapter.control.v1.MemberStatus\"d\n\x0cMemberStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x17\n\ngroup_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_group_rank2\xbd\x01\n\x04\x43ore\x12W\n\x06\x41ttach\x12\".elastic_adapter.control.v1.Report\x1a%.elastic_adapter.control.v1.Directive(\x01\x30\x01\x12\\\n\x06Status\x12).elastic_adapter.control.v1.StatusRequest\x1a\'.elastic_adapter.control.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#elastic_adapter/proto/control.proto\x12\x1a\x65lastic_adapter.control.v1\"\xbc\x04\n\x06Report\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.elastic_adapter.control.v1.HelloH\x00\x12\x41\n\rports_offered\x18\x02 \x01(\x0b\x32(.elastic_adapter.control.v1.PortsOfferedH\x00\x12\x41\n\rworker_exited\x18\x03 \x01(\x0b\x32(.elastic_adapter.control.v1.WorkerExitedH\x00\x12?\n\x0cnode_drained\x18\x04 \x01(\x0b\x32\'.elastic_adapter.control.v1.NodeDrainedH\x00\x12\x36\n\x07leaving\x18\x05 \x01(\x0b\x32#.elastic_adapter.control.v1.LeavingH\x00\x12\x43\n\x0estop_requested\x18\x06 \x01(\x0b\x32).elastic_adapter.control.v1.StopRequestedH\x00\x12?\n\x0cmember_ready\x18\x07 \x01(\x0b\x32\'.elastic_adapter.control.v1.MemberReadyH\x00\x12?\n\x0cnode_stopped\x18\x08 \x01(\x0b\x32\'.elastic_adapter.control.v1.NodeStoppedH\x00\x12\x30\n\x04pong\x18\t \x01(\x0b\x32 .elastic_adapter.control.v1.PongH\x00\x42\x06\n\x04kind\"\xdb\x01\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\r\n\x05ports\x18\x04 \x03(\r\x12\x14\n\x07running\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x37\n\x05\x65xits\x18\x06 \x03(\x0b\x32(.elastic_adapter.control.v1.WorkerExited\x12\x0c\n\x04seen\x18\x07 \x01(\x04\x12\r\n\x05order\x18\x08 \x01(\x04\x12\x0f\n\x07\x63ontrol\x18\t \x01(\t\x12\x0c\n\x04\x63old\x18\n \x01(\x08\x42\n\n\x08_running\"+\n\x0cPortsOffered\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0c\n\x04seen\x18\x02 \x01(\x04\"\r\n\x0bMemberReady\"1\n\x0bNodeStopped\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x06\n\x04Pong\"\xce\x01\n\x0cWorkerExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nlocal_rank\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\x04\x63ode\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\n\n\x02\x61t\x18\x06 \x01(\x01\x12\x0b\n\x03pid\x18\x07 \x01(\x03\x12\x15\n\rdetail_source\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x0c\n\x04node\x18\n \x01(\tB\x07\n\x05_codeB\t\n\x07_signal\"!\n\x0bNodeDrained\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"\x19\n\x07Leaving\x12\x0e\n\x06signal\x18\x01 \x01(\x05\"\x1f\n\rStopRequested\x12\x0e\n\x06signal\x18\x01 \x01(\x05\"\xce\x02\n\tDirective\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12.\n\x03run\x18\x02 \x01(\x0b\x32\x1f.elastic_adapter.control.v1.RunH\x00\x12\x32\n\x05\x64rain\x18\x03 \x01(\x0b\x32!.elastic_adapter.control.v1.DrainH\x00\x12\x30\n\x04hold\x18\x04 \x01(\x0b\x32 .elastic_adapter.control.v1.HoldH\x00\x12\x30\n\x04halt\x18\x05 \x01(\x0b\x32 .elastic_adapter.control.v1.HaltH\x00\x12\x30\n\x04ping\x18\x06 \x01(\x0b\x32 .elastic_adapter.control.v1.PingH\x00\x12\x30\n\x04wait\x18\x07 \x01(\x0b\x32 .elastic_adapter.control.v1.WaitH\x00\x42\x06\n\x04kind\"\x06\n\x04Ping\"&\n\x08\x45ndpoint\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\";\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03uri\x18\x03 \x01(\t\"\xbf\x02\n\x03Run\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rrestart_count\x18\x02 \x01(\r\x12\x12\n\ngroup_rank\x18\x03 \x01(\r\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x13\n\x0brank_offset\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12\x34\n\x06master\x18\x08 \x01(\x0b\x32$.elastic_adapter.control.v1.Endpoint\x12\x0e\n\x06reason\x18\t \x01(\t\x12@\n\x0bresume_from\x18\n \x01(\x0b\x32&.elastic_adapter.control.v1.CheckpointH\x00\x88\x01\x01\x12\x15\n\rstart_delay_s\x18\x0b \x01(\x01\x42\x0e\n\x0c_resume_from\"<\n\x05\x44rain\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x16\n\x04Wait\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x16\n\x04Hold\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xbb\x01\n\x04Halt\x12:\n\tsucceeded\x18\x01 \x01(\x0b\x32%.elastic_adapter.control.v1.SucceededH\x00\x12\x34\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\".elastic_adapter.control.v1.FailedH\x00\x12\x36\n\x07stopped\x18\x03 \x01(\x0b\x32#.elastic_adapter.control.v1.StoppedH\x00\x42\t\n\x07outcome\"\x1b\n\tSucceeded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"o\n\x06\x46\x61iled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12<\n\x05\x66irst\x18\x02 \x01(\x0b\x32(.elastic_adapter.control.v1.WorkerExitedH\x00\x88\x01\x01\x12\r\n\x05\x61lone\x18\x03 \x01(\x08\x42\x08\n\x06_first\"8\n\x07Stopped\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\r\n\x05\x61lone\x18\x03 \x01(\x08\"\x0f\n\rStatusRequest\"\xdb\x01\n\x0bStatusReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x15\n\rrestarts_used\x18\x06 \x01(\r\x12\x14\n\x0cmax_restarts\x18\x07 \x01(\r\x12\r\n\x05level\x18\x08 \x01(\r\x12\x39\n\x07members\x18\t \x03(\x0b\x32(.elastic_adapter.control.v1.MemberStatus\"d\n\x0cMemberStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x17\n\ngroup_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_group_rank2\xbd\x01\n\x04\x43ore\x12W\n\x06\x41ttach\x12\".elastic_adapter.control.v1.Report\x1a%.elastic_adapter.control.v1.Directive(\x01\x30\x01\x12\\\n\x06Status\x12).elastic_adapter.control.v1.StatusRequest\x1a\'.elastic_adapter.control.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,33 +42,35 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_STOPREQUESTED']._serialized_start=1254
   _globals['_STOPREQUESTED']._serialized_end=1285
   _globals['_DIRECTIVE']._serialized_start=1288
-  _globals['_DIRECTIVE']._serialized_end=1572
-  _globals['_PING']._serialized_start=1574
-  _globals['_PING']._serialized_end=1580
-  _globals['_ENDPOINT']._serialized_start=1582
-  _globals['_ENDPOINT']._serialized_end=1620
-  _globals['_CHECKPOINT']._serialized_start=1622
-  _globals['_CHECKPOINT']._serialized_end=1681
-  _globals['_RUN']._serialized_start=1684
-  _globals['_RUN']._serialized_end=2003
-  _globals['_DRAIN']._serialized_start=2005
-  _globals['_DRAIN']._serialized_end=2065
-  _globals['_HOLD']._serialized_start=2067
-  _globals['_HOLD']._serialized_end=2089
-  _globals['_HALT']._serialized_start=2092
-  _globals['_HALT']._serialized_end=2279
-  _globals['_SUCCEEDED']._serialized_start=2281
-  _globals['_SUCCEEDED']._serialized_end=2308
-  _globals['_FAILED']._serialized_start=2310
-  _globals['_FAILED']._serialized_end=2406
-  _globals['_STOPPED']._serialized_start=2408
-  _globals['_STOPPED']._serialized_end=2449
-  _globals['_STATUSREQUEST']._serialized_start=2451
-  _globals['_STATUSREQUEST']._serialized_end=2466
-  _globals['_STATUSREPLY']._serialized_start=2469
-  _globals['_STATUSREPLY']._serialized_end=2688
-  _globals['_MEMBERSTATUS']._serialized_start=2690
-  _globals['_MEMBERSTATUS']._serialized_end=2790
-  _globals['_CORE']._serialized_start=2793
-  _globals['_CORE']._serialized_end=2982
+  _globals['_DIRECTIVE']._serialized_end=1622
+  _globals['_PING']._serialized_start=1624
+  _globals['_PING']._serialized_end=1630
+  _globals['_ENDPOINT']._serialized_start=1632
+  _globals['_ENDPOINT']._serialized_end=1670
+  _globals['_CHECKPOINT']._serialized_start=1672
+  _globals['_CHECKPOINT']._serialized_end=1731
+  _globals['_RUN']._serialized_start=1734
+  _globals['_RUN']._serialized_end=2053
+  _globals['_DRAIN']._serialized_start=2055
+  _globals['_DRAIN']._serialized_end=2115
+  _globals['_WAIT']._serialized_start=2117
+  _globals['_WAIT']._serialized_end=2139
+  _globals['_HOLD']._serialized_start=2141
+  _globals['_HOLD']._serialized_end=2163
+  _globals['_HALT']._serialized_start=2166
+  _globals['_HALT']._serialized_end=2353
+  _globals['_SUCCEEDED']._serialized_start=2355
+  _globals['_SUCCEEDED']._serialized_end=2382
+  _globals['_FAILED']._serialized_start=2384
+  _globals['_FAILED']._serialized_end=2495
+  _globals['_STOPPED']._serialized_start=2497
+  _globals['_STOPPED']._serialized_end=2553
+  _globals['_STATUSREQUEST']._serialized_start=2555
+  _globals['_STATUSREQUEST']._serialized_end=2570
+  _globals['_STATUSREPLY']._serialized_start=2573
+  _globals['_STATUSREPLY']._serialized_end=2792
+  _globals['_MEMBERSTATUS']._serialized_start=2794
+  _globals['_MEMBERSTATUS']._serialized_end=2894
+  _globals['_CORE']._serialized_start=2897
+  _globals['_CORE']._serialized_end=3086
 # @@protoc_insertion_point(module_scope)

@@ -118,20 +118,22 @@ class StopRequested(_message.Message):
     def __init__(self, signal: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping")
+    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run: Run
     drain: Drain
     hold: Hold
     halt: Halt
     ping: Ping
-    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    wait: Wait
+    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ()
@@ -191,6 +193,12 @@ class Drain(_message.Message):
     reason: str
     def __init__(self, generation: _Optional[int] = ..., grace_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Wait(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class Hold(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -214,20 +222,24 @@ class Succeeded(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("reason", "first")
+    __slots__ = ("reason", "first", "alone")
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     first: WorkerExited
-    def __init__(self, reason: _Optional[str] = ..., first: _Optional[_Union[WorkerExited, _Mapping]] = ...) -> None: ...
+    alone: bool
+    def __init__(self, reason: _Optional[str] = ..., first: _Optional[_Union[WorkerExited, _Mapping]] = ..., alone: bool = ...) -> None: ...
 
 class Stopped(_message.Message):
-    __slots__ = ("reason", "signal")
+    __slots__ = ("reason", "signal", "alone")
     REASON_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     signal: int
-    def __init__(self, reason: _Optional[str] = ..., signal: _Optional[int] = ...) -> None: ...
+    alone: bool
+    def __init__(self, reason: _Optional[str] = ..., signal: _Optional[int] = ..., alone: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -23,7 +23,7 @@ from elastic_adapter.core.etcd import (
     read,
     read_prefix,
 )
-from helpers.etcd_servers import binary, cluster, free_ports
+from helpers.etcd_servers import binary, cluster, free_ports, openssl, secured
 
 
 @pytest.fixture(scope="module")
@@ -260,13 +260,20 @@ def test_stopped_server_leaves_the_writer_unsure(tmp_path):
         asyncio.run(main())
 
 
+def etcdctl(server, *words):
+    argv = [binary("etcdctl"), "--endpoints", server.endpoint, *words]
+    subprocess.run(argv, check=True, capture_output=True, timeout=20)
+
+
+def enable_users(server):
+    for words in (("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("auth", "enable")):
+        etcdctl(server, *words)
+
+
 def test_users_and_passwords(tmp_path):
     """With authentication on: the right password works, also after etcd forgot the token; a wrong one is refused."""
     with cluster(tmp_path, 1, "--auth-token-ttl", "1") as (one,):
-        for words in (("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("auth", "enable")):
-            subprocess.run(
-                [binary("etcdctl"), "--endpoints", one.endpoint, *words], check=True, capture_output=True, timeout=20
-            )
+        enable_users(one)
 
         async def main():
             etcd = Etcd([one.endpoint], Credentials("root", "secret"), timeout_s=20)
@@ -286,44 +293,49 @@ def test_users_and_passwords(tmp_path):
         assert "secret" not in repr(Credentials("root", "secret"))
 
 
+def test_a_change_of_users_outdates_signed_tokens(tmp_path):
+    """etcd with jwt tokens refuses those of before a change of users or rights: a new one is asked for, by itself."""
+    openssl(tmp_path, *"genrsa -out jwt.key 2048".split())
+    openssl(tmp_path, *"rsa -in jwt.key -pubout -out jwt.pub".split())
+    keys = f"pub-key={tmp_path}/jwt.pub,priv-key={tmp_path}/jwt.key"
+    with cluster(tmp_path, 1, "--auth-token", f"jwt,{keys},sign-method=RS256,ttl=10m") as (one,):
+        enable_users(one)
+
+        async def main():
+            etcd = Etcd([one.endpoint], Credentials("root", "secret"), timeout_s=20)
+            begin = await etcd.transact([], [put("/k", b"1")])
+            lease = await etcd.grant(60)
+            watch = etcd.watch("/k", begin.revision)
+            calls = (
+                lambda: etcd.transact([], [put("/k", b"2")]),
+                lambda: etcd.keep_alive(lease.id),
+                lambda: etcd.get("/k"),
+            )
+            for number, call in enumerate(calls):
+                etcdctl(one, "--user", "root:secret", "user", "add", f"somebody{number}:else")
+                await call()
+            (seen,) = await asyncio.wait_for(changes(watch, 1), 20)
+            assert seen.item.value == b"2"
+            await etcd.close()
+
+        asyncio.run(main())
+
+
 def test_tls(tmp_path):
     """With TLS on both sides: our certificate lets us in, none does not."""
-    openssl = binary("openssl")
-    run = lambda *words: subprocess.run([openssl, *words], check=True, capture_output=True, cwd=tmp_path, timeout=20)  # noqa: E731
-    run(*"req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca".split())
-    (tmp_path / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    run(*"req -newkey rsa:2048 -nodes -keyout key.pem -out req.pem -subj /CN=etcd".split())
-    run(*"x509 -req -in req.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2 -extfile ext".split())
-    client, peer = free_ports(2)
-    process = subprocess.Popen(
-        [
-            *(binary("etcd"), "--data-dir", str(tmp_path / "data"), "--log-level", "error"),
-            *("--listen-client-urls", f"https://127.0.0.1:{client}"),
-            *("--advertise-client-urls", f"https://127.0.0.1:{client}"),
-            *("--listen-peer-urls", f"http://127.0.0.1:{peer}", "--client-cert-auth"),
-            *("--trusted-ca-file", "ca.pem", "--cert-file", "cert.pem", "--key-file", "key.pem"),
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
 
-    async def main():
-        paths = {"ca": str(tmp_path / "ca.pem"), "cert": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")}
-        etcd = Etcd([f"127.0.0.1:{client}"], Credentials(**paths), timeout_s=20)
+    async def main(endpoint, paths):
+        etcd = Etcd([endpoint], Credentials(**paths), timeout_s=20)
         await etcd.transact([], [put("/k", b"1")])
         assert (await etcd.get("/k")).items[0].value == b"1"
         await etcd.close()
-        stranger = Etcd([f"127.0.0.1:{client}"], Credentials(ca=paths["ca"]), timeout_s=1)
+        stranger = Etcd([endpoint], Credentials(ca=paths["ca"]), timeout_s=1)
         with pytest.raises(EtcdUnavailable):
             await stranger.get("/k")
         await stranger.close()
 
-    try:
-        asyncio.run(main())
-    finally:
-        process.kill()
-        process.wait()
+    with secured(tmp_path) as (endpoint, paths):
+        asyncio.run(main(endpoint, paths))
 
 
 def test_many_writes_at_once(use):

@@ -264,6 +264,28 @@ class TestRuns:
         assert len(items) == 6
         assert all(item.lease for item in items)
 
+    def test_keys_of_a_run_whose_nodes_all_died_go_by_themselves(self, nodes):
+        """They stay while an agent says that it is there, for longer than their lease, and go when none does."""
+
+        async def story(agent):
+            a = await agent("a")
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD))
+            base = a.key("").split("/runs/")[0]
+            (lease,) = {item.lease for item in (await story.etcd.get_prefix(base)).items} - {a.lease.id}
+            there = asyncio.create_task(a.keep_run())
+            await asyncio.sleep(3 * await story.etcd.keep_alive(lease))
+            before = await story.etcd.get_prefix(base)
+            there.cancel()
+            await story.etcd.revoke(a.lease.id)
+            gone = set()
+            async for changes in story.etcd.watch(base, before.revision):
+                gone |= {change.item.key for change in changes if change.deleted}
+                if gone == {item.key for item in before.items}:
+                    return len(gone)
+
+        assert nodes(story, abandoned_s=1) == 5
+
     def test_a_run_without_members_and_without_an_end_is_abandoned(self, nodes):
         """Its last world's agents are named, so that somebody can look whether they live; then it can be discarded."""
 

@@ -115,3 +115,38 @@ def cluster(folder, size, *flags, hosts: Sequence[Host] | None = None) -> Iterat
     finally:
         for server in servers:
             server.close()
+
+
+def openssl(folder, *words):
+    subprocess.run([binary("openssl"), *words], check=True, capture_output=True, cwd=folder, timeout=20)
+
+
+@contextlib.contextmanager
+def secured(folder) -> Iterator[tuple[str, dict[str, str]]]:
+    """One that speaks TLS alone and wants a certificate: where, and the files that let one in."""
+    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    sign = "x509 -req -in req.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2 -extfile ext"
+    for words in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca",
+        "req -newkey rsa:2048 -nodes -keyout key.pem -out req.pem -subj /CN=etcd",
+        sign,
+    ):
+        openssl(folder, *words.split())
+    client, peer = free_ports(2)
+    process = subprocess.Popen(
+        [
+            *(binary("etcd"), "--data-dir", str(folder / "data"), "--log-level", "error"),
+            *("--listen-client-urls", f"https://127.0.0.1:{client}"),
+            *("--advertise-client-urls", f"https://127.0.0.1:{client}"),
+            *("--listen-peer-urls", f"http://127.0.0.1:{peer}", "--client-cert-auth"),
+            *("--trusted-ca-file", "ca.pem", "--cert-file", "cert.pem", "--key-file", "key.pem"),
+        ],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield f"127.0.0.1:{client}", {name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
+    finally:
+        process.kill()
+        process.wait()

@@ -25,7 +25,7 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, resume, step
-from elastic_adapter.core.model import Drain, Failed, Halt, Hold, Level, Run, Stopped, Succeeded
+from elastic_adapter.core.model import Drain, Failed, Halt, Hold, Level, Run, Stopped, Succeeded, Wait
 from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import History
 from elastic_adapter.core.testing import Story, committed, exit_of, job_config, member, outline, sent, world_of
@@ -335,6 +335,39 @@ def test_the_log_says_what_changed(script, words):
     assert [command.reason for command in told.commands if isinstance(command, Tell)] == [words]
 
 
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        pytest.param(
+            "join a b c; join d", {"d": "generation 1 runs on 3 nodes; this one waits as a spare"}, id="spare"
+        ),
+        pytest.param(
+            "join a b; wait 3; join-cold c",
+            {"c": "generation 1 runs on 2 nodes, and takes this one in when it is ready"},
+            id="newcomer",
+        ),
+        pytest.param(
+            "join a b; wait 3; ok 0; join c",
+            {"c": "generation 1 runs on 2 nodes; this one waits as a spare"},
+            id="newcomer at the end of the work",
+        ),
+    ],
+)
+def test_who_waits_is_told_what_for(script, told):
+    """Nobody sits before a silent terminal."""
+    waiting = story(ELASTIC, (2, 3), script)
+    assert {node: each.reason for node, each in sent(waiting.commands) if isinstance(each, Wait)} == told
+
+
+def test_those_who_gather_are_told_what_for_now_and_then():
+    """Not at once, since most jobs are complete within seconds; then every minute."""
+    told = story(ELASTIC, (2, 3), "join a")
+    for due in (5.0, 65.0, 125.0):
+        told.pass_deadline()
+        assert told.now == due
+        assert told.commands == (Send("a", Wait("1 of at least 2 nodes are here")),)
+
+
 def test_the_log_says_that_a_world_drains():
     """A person who reads the log learns for whom a world drains."""
     told = story(ELASTIC, (1, 2), "join a; wait 3; join b", quiet_s=0.0)
@@ -399,7 +432,7 @@ def test_everybody_is_told_the_end():
 def test_one_that_leaves_is_let_go_and_not_charged():
     """One that leaves is halted as stopped, after the others have their next world."""
     told = story(ELASTIC, (1, 2), "join a b; leave b", max_restarts=1)
-    stopped = Stopped("node b leaves (SIGTERM)", signal.SIGTERM)
+    stopped = Stopped("node b leaves (SIGTERM)", signal.SIGTERM, alone=True)
     assert [node for node, _ in sent(told.commands)] == ["a", "b"]
     assert sent(told.commands)[-1] == ("b", Halt(stopped))
     assert told.job.history.count == 0
@@ -477,7 +510,10 @@ def test_the_end_is_final(outcome, script):
     [
         pytest.param("wait 1", Gathering, None, id="nobody is here"),
         pytest.param("wait 1; join a", Gathering, 4.0, id="the quiet time"),
-        pytest.param("wait 1; join-without-ports a", Gathering, None, id="a port is missing, time does not help"),
+        pytest.param("wait 4; join a", Gathering, 5.0, id="what is waited for is said within the quiet time"),
+        pytest.param(
+            "wait 1; join-without-ports a", Gathering, 5.0, id="a port is missing: what is waited for is said"
+        ),
         pytest.param("join a b", Running, None, id="all is well"),
         pytest.param("join a; wait 5; join b", Running, 8.0, id="the quiet time of a newcomer"),
         pytest.param("join a; wait 5; join b; wait 5", Draining, 38.0, id="the time to drain"),

@@ -34,7 +34,7 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running, Step, deadline, step
-from elastic_adapter.core.model import Hold, Level, Member, Run, Succeeded, World
+from elastic_adapter.core.model import Hold, Level, Member, Run, Succeeded, Wait, World
 from elastic_adapter.core.restart import History, RestartPolicy
 from elastic_adapter.core.testing import Act, BrokenRule, Story, exit_of, job_config
 
@@ -279,7 +279,7 @@ class JobMachine(RuleBasedStateMachine):
                 for node in self.world.nodes:
                     self.story.tell(NodeDrained(node, self.story.generation))
             self.story.pass_deadline()
-        if deadline(self.story.job) is not None and not isinstance(self.story.job.phase, Holding):
+        if deadline(self.story.job) is not None and not isinstance(self.story.job.phase, Gathering | Holding):
             raise BrokenRule("deadlines come to an end")
 
     def offer_where_none(self) -> None:
@@ -466,6 +466,11 @@ def forgets_to_hold(job: Job, event: Event, now: float) -> Step:
     return after, tuple(each for each in commands if not isinstance(each, Send) or not isinstance(each.directive, Hold))
 
 
+def lets_nodes_wait_in_silence(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return after, tuple(each for each in commands if not isinstance(each, Send) or not isinstance(each.directive, Wait))
+
+
 def counts_an_exit_twice(job: Job, event: Event, now: float) -> Step:
     after, commands = step(job, event, now)
     if isinstance(event, WorkerExited) and event.exit.ok and isinstance(after.phase, Running):
@@ -533,6 +538,7 @@ BROKEN = [
     overlooks_drained_nodes_and_time,
     overlooks_newcomers,
     forgets_to_hold,
+    lets_nodes_wait_in_silence,
     counts_an_exit_twice,
 ]
 
