@@ -71,6 +71,8 @@ class ClusterConfig:
 
     # Where etcd listens: HOST:PORT each.
     endpoints: tuple[str, ...]
+    # The flag or variable that says so, to be named in errors.
+    named_by: str = field(default="--rdzv-endpoint", compare=False)
     credentials: Credentials = field(default_factory=Credentials)
     # How long to wait for etcd at the start.
     connect_s: float = 10.0
@@ -88,6 +90,11 @@ class ClusterConfig:
     node_is_guessed: bool = False
     # What must be the same on all nodes, by the names of the settings, beside the job's own values.
     common: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def awaits_host(self) -> bool:
+        """Whether another node of the job has to start etcd first."""
+        return self.embedded and not self.hosts_etcd
 
 
 STDOUT = 1

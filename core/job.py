@@ -272,8 +272,9 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
             if world is not None and member.node in world.nodes and joined.running != world.generation:
                 job = replace(job, broken=job.broken or not _complete(job, member.node))
             after, commands = _try_to_form(job, now)
-            if isinstance(after.phase, Holding) and joined.running is not None:
-                commands = (*commands, Send(member.node, Hold(after.phase.reason)))
+            if isinstance(after.phase, Holding):
+                kind = Wait if joined.running is None else Hold
+                commands = (*commands, Send(member.node, kind(after.phase.reason)))
             return after, commands
         case Running() | Draining() if world is not None and member.node in world.nodes:
             return _back_in_the_world(job, joined, world, now) if expected else (job, ())
@@ -311,13 +312,15 @@ def _newcomer(job: Job, joined: MemberJoined, now: float) -> Step:
         return after, commands
     node, running = joined.member.node, joined.running
     outdated = () if running is None else (Send(node, Hold(f"generation {running} is over")),)
-    return after, (*outdated, *commands, Send(node, Wait(_prospect(job))))
+    return after, (*outdated, *commands, Send(node, Wait(_prospect(after))))
 
 
 def _prospect(job: Job) -> str:
     """What a node without a place waits for."""
     world, phase = job.world, job.phase
     assert world is not None
+    if isinstance(phase, Holding):
+        return phase.reason
     size = len(world.placements)
     state = f"generation {world.generation} runs on {size} node{'s' if size > 1 else ''}"
     if isinstance(phase, Running | Draining) and grows(job.config, world) and not phase.finished:

@@ -1,13 +1,18 @@
-"""Whether somebody listens at an address: refused, open, or no answer at all."""
+"""Whether somebody listens at an address: refused, open, or no answer at all; and what TLS says to it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import ssl
 
+from elastic_adapter.core.config import Credentials
 from elastic_adapter.core.model import Endpoint
 from elastic_adapter.core.succession import Answer
+
+_TLS = "it speaks TLS: write https:// before the host, or add --etcd-ca"
+_NOT_TLS = "it does not speak TLS: write http:// before the host, and leave out --etcd-ca"
 
 
 async def probe(address: str, within_s: float = 1.0) -> Answer:
@@ -25,3 +30,58 @@ async def probe(address: str, within_s: float = 1.0) -> Answer:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return Answer.OPEN
+
+
+def tls_trouble(address: str, credentials: Credentials, within_s: float = 2.0) -> str:
+    """Why a TLS handshake with these credentials fails, in words; empty where TLS is not the trouble."""
+    place = Endpoint.parse(address)
+    secure = credentials.ca is not None or credentials.cert is not None
+    try:
+        context = _context(credentials) if secure else _blind_context()
+    except OSError as error:
+        return f"the files for TLS can't be used: {error}"
+    try:
+        with (
+            socket.create_connection((place.host, place.port), within_s) as plain,
+            context.wrap_socket(plain, server_hostname=place.host) as tls,
+        ):
+            if not secure:
+                return _TLS
+            # A server that misses our certificate says so after the handshake.
+            tls.recv(1)
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not trusted: {error.verify_message}"
+    except ssl.SSLError as error:
+        return _words(error, secure=secure)
+    except ConnectionError:
+        return _NOT_TLS if secure else ""
+    except OSError:
+        return ""
+    return ""
+
+
+def _context(credentials: Credentials) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=credentials.ca)
+    context.set_alpn_protocols(["h2"])
+    if credentials.cert is not None:
+        context.load_cert_chain(credentials.cert, credentials.key)
+    return context
+
+
+def _blind_context() -> ssl.SSLContext:
+    """Nothing is sent by it: it only shows whether the other side speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _words(error: ssl.SSLError, *, secure: bool) -> str:
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    if any(sign in reason for sign in ("wrong version number", "record layer failure", "unexpected eof")):
+        return _NOT_TLS if secure else ""
+    if not secure:
+        return _TLS
+    if "certificate required" in reason or "bad certificate" in reason:
+        return "it wants a certificate that it trusts: add --etcd-cert and --etcd-key"
+    return f"TLS: {reason}"

@@ -312,7 +312,7 @@ class Referee:
             if isinstance(directive, Halt) and node in self.leaving:
                 self.leaving.discard(node)
                 self.present.pop(node, None)
-        self.leaving &= self.present.keys()
+        self.leaving &= self.present.keys() | self.absent
 
     def _note_join(self, member: Member, after: Job, commands: tuple[Command, ...]) -> None:
         halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
@@ -485,9 +485,9 @@ class Referee:
         held = here if active and isinstance(after.phase, Holding) else []
         if isinstance(before.phase, Holding) and isinstance(after.phase, Holding):
             held = [event.member.node] if isinstance(event, MemberJoined) and event.running is not None else []
-        if active and isinstance(event, MemberJoined) and event.running is not None and not held:
+        if active and isinstance(event, MemberJoined) and event.running is not None:
             stranger = event.member.node in self.present and event.member.node not in self.worlds[-1].nodes
-            held = [event.member.node] if stranger else []
+            held = [*held, event.member.node] if stranger else held
         return {
             Run: list(worlds[0].nodes) if worlds else again,
             Hold: held,
@@ -500,10 +500,12 @@ class Referee:
         if isinstance(before.phase, Gathering) and isinstance(after.phase, Gathering):
             reminded = isinstance(event, TimePassed) and after.phase.remind_at != before.phase.remind_at
             return list(self.present) if reminded else []
-        stays = isinstance(before.phase, Running | Draining) and isinstance(after.phase, Running | Draining)
-        if not isinstance(event, MemberJoined) or not stays or event.member.node in self.worlds[-1].nodes:
+        if not isinstance(event, MemberJoined) or event.member.node not in self.present:
             return []
-        return [event.member.node] if event.member.node in self.present else []
+        if isinstance(before.phase, Holding) and isinstance(after.phase, Holding):
+            return [event.member.node] if event.running is None else []
+        active = isinstance(before.phase, Running | Draining) and not isinstance(after.phase, Finished)
+        return [event.member.node] if active and event.member.node not in self.worlds[-1].nodes else []
 
     def _check_state(self, after: Job, now: float) -> None:
         if isinstance(after.phase, Finished):

@@ -38,6 +38,8 @@ _WITHOUT_EFFECT = frozenset(
         *("heartbeat_timeout", "store_type", "use_agent_store", "etcd_prefix"),
     }
 )
+# How long the other nodes wait for the one that runs the job's etcd, which may be scheduled later than they are.
+_HOST_S = 60.0
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
@@ -155,11 +157,12 @@ def _at_etcd(values: Mapping[str, Given], environ: Mapping[str, str], machine: M
     _check_id(values)
     cluster = ClusterConfig(
         endpoints=tuple(spot.at(_ETCD_PORT) for spot in spots),
+        named_by=values["rdzv-endpoint"].where,
         credentials=_credentials(values, scheme, machine.roots),
     )
     v3 = f"{backend.where} {backend.text} means etcd's v3 API here: no --enable-v2 is needed"
     notes = () if backend.text == "etcdv3" else (v3,)
-    address, origin = _address(values, environ, machine, spots[0], _ETCD_PORT)
+    address, origin = _address(values, environ, machine, spots, _ETCD_PORT)
     return _place(
         values, machine, Place(address, origin, cluster=cluster, notes=(*notes, *_ignored(*_classic(values))))
     )
@@ -184,6 +187,7 @@ def _at_host(values: Mapping[str, Given], environ: Mapping[str, str], machine: M
         spot,
         _C10D_PORT,
         here=machine.local(spot.host) if here is None else here,
+        named_by=endpoint.where,
         notes=_ignored(*_classic(values)),
     )
 
@@ -200,10 +204,11 @@ def _at_master(values: Mapping[str, Given], environ: Mapping[str, str], machine:
     rank = values["node-rank"].whole(0, most - 1)
     port = values["master-port"]
     number = port.whole(0, _LAST_PORT) if port.text is not None else None
-    spot = _spot(values["rdzv-endpoint"])
+    spot, named_by = _spot(values["rdzv-endpoint"]), values["rdzv-endpoint"].where
     if spot is not None:
         _check_port(values["rdzv-endpoint"], spot)
     else:
+        named_by = values["master-addr"].where
         spot = _Spot(_host(values["master-addr"], lambda _: True), number)
         _check_port(port, spot)
     met = f"nodes meet in an etcd at {spot.at(_STATIC_PORT)}; each generation gets a fresh master port"
@@ -216,6 +221,7 @@ def _at_master(values: Mapping[str, Given], environ: Mapping[str, str], machine:
         _STATIC_PORT,
         here=rank == 0 if here is None else here,
         rank=rank,
+        named_by=named_by,
         notes=(f"--rdzv-backend static: {met}",),
     )
 
@@ -229,13 +235,14 @@ def _embedded(
     *,
     here: bool,
     rank: int | None = None,
+    named_by: str,
     notes: tuple[str, ...],
 ) -> Place:
-    cluster = ClusterConfig(endpoints=(spot.at(default_port),), embedded=True, hosts_etcd=here)
+    cluster = ClusterConfig(endpoints=(spot.at(default_port),), named_by=named_by, embedded=True, hosts_etcd=here)
     if here and values["local-addr"].text is None:
         address, origin = spot.host, "default, the endpoint's host"
     else:
-        address, origin = _address(values, environ, machine, spot, default_port)
+        address, origin = _address(values, environ, machine, (spot,), default_port)
     asked = [values[name] for name in ("etcd-ca", "etcd-cert", "etcd-key", "etcd-user", "etcd-password")]
     unused = ", ".join(dict.fromkeys(given.where for given in asked if given.explicit))
     return _place(
@@ -259,9 +266,10 @@ def _place(values: Mapping[str, Given], machine: Machine, place: Place) -> Place
     """Add what all clusters have."""
     assert place.cluster is not None
     listen = values["listen-address"]
+    connect = values["connect-timeout"]
     cluster = replace(
         place.cluster,
-        connect_s=values["connect-timeout"].seconds(positive=True),
+        connect_s=_HOST_S if place.cluster.awaits_host and not connect.explicit else connect.seconds(positive=True),
         listen=place.address if listen.text is None else _host(listen, machine.resolvable),
         finished_grace_s=values["finished-grace"].seconds(),
         retention_s=values["retention"].seconds(),
@@ -283,7 +291,7 @@ def _classic(values: Mapping[str, Given]) -> tuple[Given, ...]:
 
 
 def _check_id(values: Mapping[str, Given]) -> None:
-    if values["rdzv-id"].text is None:
+    if not (values["rdzv-id"].text or "").strip():
         raise UserError(
             "--rdzv-id NAME is missing: the nodes of a job find each other by its name; give the same one on all"
         )
@@ -307,7 +315,11 @@ def _is_host(given: Given) -> bool | None:
 
 
 def _address(
-    values: Mapping[str, Given], environ: Mapping[str, str], machine: Machine, spot: _Spot, default_port: int
+    values: Mapping[str, Given],
+    environ: Mapping[str, str],
+    machine: Machine,
+    spots: tuple[_Spot, ...],
+    default_port: int,
 ) -> tuple[str, str]:
     """The address by which other nodes reach this one, and where it came from."""
     local = values["local-addr"]
@@ -316,13 +328,15 @@ def _address(
     pod = Given("local-addr", environ.get("POD_IP") or None, "variable POD_IP")
     if pod.text is not None:
         return _host(pod, machine.resolvable), pod.origin
-    found = machine.address_towards(spot.host, spot.port or default_port)
-    if found is None:
-        raise UserError(
-            f"by which address other nodes reach this one can't be told, because {spot.host} is unknown or out of "
-            "reach here: check it, or add --local-addr HOST"
-        )
-    return found, f"default, the way to {spot.host}"
+    for spot in spots:
+        found = machine.address_towards(spot.host, spot.port or default_port)
+        if found is not None:
+            return found, f"default, the way to {spot.host}"
+    raise UserError(
+        "by which address other nodes reach this one can't be told, because "
+        f"{' and '.join(spot.host for spot in spots)} {'is' if len(spots) == 1 else 'are'} unknown or out of "
+        "reach here: check that, or add --local-addr HOST"
+    )
 
 
 def _credentials(values: Mapping[str, Given], scheme: str | None, roots: Callable[[], str | None]) -> Credentials:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # The path of a Unix socket may have 107 characters.
 _LONGEST_PARENT = 70
 _CONSOLE_S = 5.0
+# A user who waits longer than this is told what for.
+_SILENCE_S = 2.0
 T = TypeVar("T")
 
 
@@ -228,28 +230,34 @@ async def _reach(cluster: ClusterConfig) -> None:
     from elastic_adapter.core.probe import probe
     from elastic_adapter.core.succession import Answer
 
-    end = time.monotonic() + cluster.connect_s
-    while True:
-        answers = await asyncio.gather(*(probe(endpoint) for endpoint in cluster.endpoints))
-        if Answer.OPEN in answers:
-            return
-        if time.monotonic() >= end:
-            break
-        await asyncio.sleep(0.2)
     words = {
         Answer.REFUSED: "refuses the connection: nothing listens there",
         Answer.SILENT: "does not answer",
         Answer.UNKNOWN: "is a name that can't be resolved",
     }
-    found = "; ".join(f"{place} {words[each]}" for place, each in zip(cluster.endpoints, answers, strict=True))
-    whose = "the etcd of this job (on the node that --rdzv-endpoint names)" if cluster.embedded else "etcd"
-    raise UserError(f"--rdzv-endpoint: {whose} was not reached within {cluster.connect_s:g} s: {found}")
+    begin = time.monotonic()
+    told = False
+    while True:
+        answers = await asyncio.gather(*(probe(endpoint) for endpoint in cluster.endpoints))
+        if Answer.OPEN in answers:
+            return
+        found = "; ".join(f"{place} {words[each]}" for place, each in zip(cluster.endpoints, answers, strict=True))
+        passed = time.monotonic() - begin
+        if passed >= cluster.connect_s:
+            break
+        if passed >= _SILENCE_S and not told:
+            told = True
+            logging.getLogger("elastic_adapter.launch").info("waiting up to %g s: %s", cluster.connect_s, found)
+        await asyncio.sleep(0.2)
+    whose = f"the etcd of this job (on the node that {cluster.named_by} names)" if cluster.embedded else "etcd"
+    raise UserError(f"{cluster.named_by}: {whose} was not reached within {cluster.connect_s:g} s: {found}")
 
 
 async def _join(session: ClusterSession, cluster: ClusterConfig) -> Ended | None:
     """Enter the job's run. An endpoint that is no etcd, or does not let us in, is told in one line."""
     from elastic_adapter.core.errors import OutOfReach
     from elastic_adapter.core.etcd import EtcdRefused
+    from elastic_adapter.core.probe import tls_trouble
 
     places = ", ".join(cluster.endpoints)
     end = time.monotonic() + cluster.connect_s
@@ -257,12 +265,14 @@ async def _join(session: ClusterSession, cluster: ClusterConfig) -> Ended | None
         try:
             return await session.join(dict(cluster.common), secrets.token_hex(16), guessed=cluster.node_is_guessed)
         except EtcdRefused as error:
-            raise UserError(f"--rdzv-endpoint {places}: {error}") from error
+            raise UserError(f"{cluster.named_by} {places}: {error}") from error
         except OutOfReach as error:
             if time.monotonic() >= end:
+                said = [await asyncio.to_thread(tls_trouble, place, cluster.credentials) for place in cluster.endpoints]
+                why = next((each for each in said if each), str(error))
                 raise UserError(
-                    f"--rdzv-endpoint {places}: something listens there, but it did not answer as an etcd "
-                    f"(v3 API) within {cluster.connect_s:g} s: {error}"
+                    f"{cluster.named_by} {places}: something listens there, but it did not answer as an etcd "
+                    f"(v3 API) within {cluster.connect_s:g} s: {why}"
                 ) from error
 
 

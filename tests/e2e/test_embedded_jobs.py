@@ -114,7 +114,7 @@ def test_the_loss_of_the_host_stops_all(fleet, backend):
 def fail_with_one_line(left, words):
     for node in left:
         assert node.finish() == 1, node.text
-        errors = [line for line in node.lines if "job failed" in line]
+        errors = [line for line in node.lines if "this node is out of the job" in line]
         assert len(errors) == 1, node.text
         assert words in errors[0]
         assert not [line for line in node.lines if line.startswith("Traceback")], node.text

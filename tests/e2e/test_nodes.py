@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from helpers.etcd_servers import binary, cluster
+from helpers.etcd_servers import binary, cluster, secured
 from helpers.fleet import LAUNCHER, Fleet
 from helpers.launched import Launched
 
@@ -350,6 +350,11 @@ class TestMisuse:
     def test_an_address_that_is_not_ours(self, fleet):
         """An agent that can't listen where it says it does is told so."""
         self.refused(fleet("2").start("a", "--local-addr", "10.1.2.3"), "can't listen at 10.1.2.3", "--listen-address")
+
+    def test_a_server_with_tls(self, fleet, tmp_path):
+        """What is wrong with the address is said, not only that it did not work."""
+        with secured(tmp_path) as (endpoint, _):
+            self.refused(fleet("2", "--connect-timeout", "2", endpoint=endpoint).start("a"), "write https://")
 
     def test_a_listener_that_says_nothing(self, fleet):
         """Something listens, but is no etcd."""

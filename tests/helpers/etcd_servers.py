@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,6 +118,19 @@ def cluster(folder, size, *flags, hosts: Sequence[Host] | None = None) -> Iterat
             server.close()
 
 
+def _until_open(port):
+    end = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
 def openssl(folder, *words):
     subprocess.run([binary("openssl"), *words], check=True, capture_output=True, cwd=folder, timeout=20)
 
@@ -146,6 +160,7 @@ def secured(folder) -> Iterator[tuple[str, dict[str, str]]]:
         stderr=subprocess.DEVNULL,
     )
     try:
+        _until_open(client)
         yield f"127.0.0.1:{client}", {name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
     finally:
         process.kill()

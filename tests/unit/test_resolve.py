@@ -518,6 +518,28 @@ def test_times_and_leaving() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("--rdzv-backend embedded --rdzv-endpoint far", 60),
+        ("--rdzv-backend c10d --rdzv-endpoint far:29400", 60),
+        ("--rdzv-backend embedded --rdzv-endpoint far --connect-timeout 5", 5),
+        ("--rdzv-backend embedded --rdzv-endpoint far --rdzv-conf is_host=1", 10),
+        ("--rdzv-backend etcd --rdzv-endpoint far", 10),
+    ],
+)
+def test_nodes_wait_longer_for_one_of_their_own(line: str, seconds: float) -> None:
+    """The node that runs the job's etcd may be scheduled later than the others; an etcd is there already."""
+    assert cluster(plan(f"--nnodes 2 --rdzv-id j {line} train.py")).connect_s == seconds
+
+
+def test_the_own_address_is_found_by_any_endpoint() -> None:
+    """The name of the first may be unknown here, or for the moment."""
+    made = plan(f"{ETCD} --rdzv-endpoint nowhere,a train.py")
+    assert made.node.address == "10.0.0.7"
+    assert origins(made)["local-addr"] == ("10.0.0.7", "default, the way to a")
+
+
+@pytest.mark.parametrize(
     ("line", "common"),
     [
         (
