@@ -72,7 +72,7 @@ class Link:
         if shown is None:
             code, details = await call.code(), await call.details()
             kind = NotLeading if code == grpc.StatusCode.FAILED_PRECONDITION else LinkBroken
-            raise kind(f"{code.name}: {details}")
+            raise kind(_words(code, details or ""))
         if int(shown) < self.epoch:
             call.cancel()
             raise NotLeading(f"it leads in epoch {shown}, which is over")
@@ -103,9 +103,21 @@ class Link:
                 elif (directive := directive_from_wire(message)) is not None:
                     yield directive
         except grpc.aio.AioRpcError as error:
-            raise LinkBroken(f"{error.code().name}: {error.details()}") from error
+            raise LinkBroken(_words(error.code(), error.details() or "")) from error
 
     async def close(self) -> None:
         if self._call is not None:
             self._call.cancel()
         await self._channel.close()
+
+
+def _words(code: grpc.StatusCode, details: str) -> str:
+    """Why a stream ended, for people."""
+    said = details.lower()
+    if code == grpc.StatusCode.UNAVAILABLE and ("ping" in said or "keepalive" in said):
+        return "it does not answer"
+    if code == grpc.StatusCode.UNAVAILABLE and "refused" in said:
+        return "the connection is refused"
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return "the connection ended"
+    return f"{details} ({code.name})"

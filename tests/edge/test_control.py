@@ -308,7 +308,7 @@ def test_coordinator_that_is_not_there_is_a_broken_link(folder):
     async def main():
         stream = Stream(f"unix:{folder}/core.sock")
         try:
-            with pytest.raises(LinkBroken, match=r"UNAVAILABLE: .*core.sock"):
+            with pytest.raises(LinkBroken, match="the connection ended"):
                 await asyncio.wait_for(stream.attach(member()), WITHIN_S)
         finally:
             await stream.close()
