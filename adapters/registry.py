@@ -25,6 +25,11 @@ class Options:
     virtual_local_rank: bool = False
     # How many GPUs this node's workers see, where the entry asks for it.
     gpus: int = 0
+    # The devices that the user chose, as numbers among the visible ones, and their kind: gpu, xpu or npu.
+    devices: tuple[str, ...] = ()
+    device_kind: str = "gpu"
+    # Where the workers' files go, for those who look for it.
+    log_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Entry:
     module: str | None = None
     extra: str | None = None
     max_restarts: int = 0
+    # Exit codes by which a worker asks to be started again; not charged to the budget.
+    restart_codes: tuple[int, ...] = ()
     # Whether the adapter wants to know the number of GPUs; counting them takes a moment.
     counts_gpus: bool = False
 
@@ -48,6 +55,7 @@ BUILT_IN: tuple[Entry, ...] = (
         module="paddle",
         extra="paddle",
         max_restarts=3,
+        restart_codes=(101, 102),
         counts_gpus=True,
     ),
     Entry("plain", "elastic_adapter.adapters.plain:create"),

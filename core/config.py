@@ -109,6 +109,10 @@ class OutputConfig:
     to_file: tuple[int, ...]
     # The folder in which each run makes one of its own; None: no files unless ``to_file`` asks for them.
     log_dir: str | None = None
+    # Paddle's way: in that folder itself a file workerlog.N for each local rank, with both streams, written by all
+    # generations, and by earlier runs as well unless ``overwrite`` is set.
+    worker_logs: bool = False
+    overwrite: bool = False
     # What a worker's line begins with on the console: ${node}, ${rank}, ${local_rank} and ${role_name} are filled in.
     prefix: str = "[${node} ${rank}] "
     # Lines that contain one of these are written to filtered_stdout.log or filtered_stderr.log as well.

@@ -517,9 +517,9 @@ def _failed(job: Job, exit: WorkerExit, now: float) -> Step:
     match decide(job.config.level, job.config.policy, job.history, exit):
         case GiveUp(reason=reason):
             return _finish(job, Failed(reason, exit))
-        case Restart(reason=reason, delay_s=delay_s):
-            charged = replace(job, history=job.history.charge(now), broken=True)
-            return _replace_world(charged, reason, now, delay_s)
+        case Restart(reason=reason, delay_s=delay_s, charged=charged):
+            history = job.history.charge(now) if charged else job.history
+            return _replace_world(replace(job, history=history, broken=True), reason, now, delay_s)
 
 
 def _drained(job: Job, node: str, generation: int, now: float) -> Step:

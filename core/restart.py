@@ -13,6 +13,8 @@ class RestartPolicy:
     """The budget of the whole job, not of each node."""
 
     max_restarts: int = 0
+    # Exit codes by which a worker asks to be started again: nobody is to blame, and nothing is charged.
+    free_codes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
@@ -37,6 +39,8 @@ class History:
 class Restart:
     reason: str
     delay_s: float = 0.0
+    # Whether it is one of those that the budget counts.
+    charged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ def decide(level: Level, policy: RestartPolicy, history: History, exit: WorkerEx
     what = f"rank {exit.rank} on {exit.node} {exit.how}"
     if level == Level.OFF:
         return GiveUp(f"{what}; fault tolerance is off (level 0)")
+    if exit.code in policy.free_codes:
+        return Restart(f"{what}, by which it asks to be started again; not charged", charged=False)
     if policy.max_restarts == 0:
         return GiveUp(f"{what}; no restarts are allowed (--max-restarts 0)")
     if history.count >= policy.max_restarts:
