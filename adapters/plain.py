@@ -15,6 +15,7 @@ from elastic_adapter.core.ports import FailureDetail
 class PlainAdapter:
     name: str = "plain"
     preload: tuple[str, ...] = ()
+    hook: str | None = None
     head_start_s: float = 0.0
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002 (the port's)

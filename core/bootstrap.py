@@ -48,7 +48,7 @@ def main() -> None:
     package = mode == "script" and _is_package(_absolute(target))
     _set_path(mode, target, package=package)
     if program.get("framework"):
-        sys.meta_path.insert(0, _QuickImport(program["framework"]))
+        sys.meta_path.insert(0, _QuickImport(program["framework"], program.get("hook")))
     start = message.get("start")
     if start is None:
         errors = _preload(message["preload"], channel)
@@ -66,10 +66,12 @@ class _QuickImport:
 
     A framework's import makes a great many objects that stay; looking through them again and again for garbage is
     about a tenth of its time. Afterwards nothing of this is left: neither this finder nor a trace on the loader.
+    Then the adapter's hook, if it has one, may change what it knows better.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, hook: str | None = None) -> None:
         self._name = name
+        self._hook = hook
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
         if name != self._name:
@@ -86,9 +88,20 @@ class _QuickImport:
         def exec_module(module: object) -> None:
             del vars(loader)["exec_module"]
             _without_collector(lambda: execute(module))
+            if self._hook:
+                _run_hook(self._hook)
 
         vars(loader)["exec_module"] = exec_module
         return spec
+
+
+def _run_hook(path: str) -> None:
+    """Run a file of the adapter's; what fails in it is no reason to fail."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            exec(compile(file.read(), path, "exec"), {"__name__": "elastic_adapter_hook", "__file__": path})
+    except Exception as error:
+        sys.stderr.write(f"elastic-launch: {path}: {type(error).__name__}: {error}\n")
 
 
 def _without_collector(work: Callable[[], object]) -> None:

@@ -72,6 +72,14 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """A node of a world as the others see it."""
+
+    address: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """What one node needs in order to run its part of a world, whatever the number of nodes."""
 
@@ -86,6 +94,8 @@ class Assignment:
     reason: str
     resume_from: CheckpointRef | None = None
     start_delay_s: float = 0.0
+    # All nodes of the world, in the order of their ranks.
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +141,7 @@ class World:
             reason=self.reason,
             resume_from=self.resume_from,
             start_delay_s=self.start_delay_s,
+            peers=tuple(Peer(each.address, each.slots) for each in self.placements),
         )
 
 

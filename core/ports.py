@@ -102,6 +102,11 @@ class Adapter(Protocol):
         ...
 
     @property
+    def hook(self) -> str | None:
+        """A file of plain Python, run in a worker when it has imported the framework; None: none is needed."""
+        ...
+
+    @property
     def head_start_s(self) -> float:
         """How much earlier the first node starts than the others, so that rank 0 listens when they connect."""
         ...

@@ -88,7 +88,7 @@ def job_config(
         min_nodes=nodes[0],
         max_nodes=nodes[1],
         level=level,
-        policy=RestartPolicy(max_restarts),
+        policy=RestartPolicy(max_restarts, free_codes=(101,)),
         quiet_s=quiet_s,
         leave_gather_s=leave_gather_s,
         blame_s=blame_s,
@@ -339,7 +339,8 @@ class Referee:
     def _check_charge(self, before: Job, event: Event, now: float, after: Job) -> None:
         old, new = before.history.charged, after.history.charged
         told = self._heard(event) if isinstance(event, WorkerExited) else self._told_by_joiner
-        failing = any(not exit.ok for exit in told) and isinstance(before.phase, Running)
+        free = self.config.policy.free_codes
+        failing = any(not exit.ok and exit.code not in free for exit in told) and isinstance(before.phase, Running)
         suspected = before.phase.suspect if isinstance(before.phase, Running) else None
         if new != old:
             due = failing or suspected is not None

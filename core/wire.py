@@ -26,6 +26,7 @@ from elastic_adapter.core.model import (
     Hold,
     Member,
     Outcome,
+    Peer,
     Run,
     Stopped,
     Succeeded,
@@ -253,6 +254,7 @@ def _assignment_to_wire(assignment: Assignment) -> pb.Run:
         reason=assignment.reason,
         resume_from=pb.Checkpoint(step=resume.step, generation=resume.generation, uri=resume.uri) if resume else None,
         start_delay_s=assignment.start_delay_s,
+        peers=[pb.Peer(address=each.address, slots=each.slots) for each in assignment.peers],
     )
 
 
@@ -270,6 +272,7 @@ def _assignment_from_wire(run: pb.Run) -> Assignment:
         reason=run.reason,
         resume_from=CheckpointRef(resume.step, resume.generation, resume.uri) if run.HasField("resume_from") else None,
         start_delay_s=run.start_delay_s,
+        peers=tuple(Peer(each.address, each.slots) for each in run.peers),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from elastic_adapter.core.config import STDERR, STDOUT, NodeConfig
+from elastic_adapter.core.config import STDERR, STDOUT, NodeConfig, OutputConfig
 from elastic_adapter.core.model import Seat, WorkerExit
 from elastic_adapter.core.output import STDERR_FD, STDOUT_FD, Output, Stream
 from elastic_adapter.core.ports import Adapter, FailureDetail, Program, PythonProgram
@@ -162,7 +162,8 @@ class Starter:
 
     def _program(self, program: PythonProgram) -> dict[str, object]:
         framework = self.adapter.preload[0] if self.adapter.preload else None
-        return {"program": {"mode": program.mode, "target": program.target, "framework": framework}}
+        hook = self.adapter.hook
+        return {"program": {"mode": program.mode, "target": program.target, "framework": framework, "hook": hook}}
 
     def _spawn(
         self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str], *, background: bool = False
@@ -192,11 +193,12 @@ class Starter:
             console, file_name, filters = STDERR_FD, "stderr.log", output.stderr_filters
         folder = self._worker_folder(seat.assignment.restart_count, seat.local_rank)
         to_file = bool(output.to_file[seat.local_rank] & bit)
+        path = worker_log(output, seat.local_rank) or folder / file_name
         return Stream(
             fd,
             console if output.to_console[seat.local_rank] & bit else None,
             self._prefix(seat),
-            open(folder / file_name, "ab", buffering=0) if to_file else None,
+            open(path, "ab", buffering=0) if to_file else None,
             tuple(text.encode() for text in filters),
             open(folder.parent / f"filtered_{file_name}", "ab", buffering=0) if filters else None,
         )
@@ -209,6 +211,13 @@ class Starter:
 
     def _worker_folder(self, restart_count: int, local_rank: int) -> Path:
         return self.folder / f"attempt_{restart_count}" / str(local_rank)
+
+
+def worker_log(output: OutputConfig, local_rank: int) -> Path | None:
+    """The one file of all that a local rank writes, where the user wants such."""
+    if not output.worker_logs or output.log_dir is None:
+        return None
+    return Path(output.log_dir) / f"workerlog.{local_rank}"
 
 
 def discard(standby: Standby) -> None:

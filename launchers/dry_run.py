@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from elastic_adapter.core.model import Assignment, Endpoint, Seat
+from elastic_adapter.core.model import Assignment, Endpoint, Peer, Seat
 from elastic_adapter.core.ports import PythonProgram
 from elastic_adapter.launchers.plan import LaunchPlan
 
@@ -23,10 +23,15 @@ _USER_INFO = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 
 class _FreePort(int):
-    """A port that is not known yet: one is reserved when the job starts."""
+    """A port that is not known yet: one is reserved when the job starts. Nor is any that is counted from it."""
 
     def __str__(self) -> str:
         return "<free port>"
+
+    def _unknown(self, _: object) -> _FreePort:
+        return self
+
+    __add__ = __radd__ = __sub__ = __mod__ = _unknown
 
 
 def describe(plan: LaunchPlan, inherited: Mapping[str, str]) -> str:
@@ -87,6 +92,10 @@ def _seat(plan: LaunchPlan, local_rank: int) -> Seat:
             world_size=nodes * slots,
             master=Endpoint(master, plan.node.master_port or _FreePort()),
             reason="dry run",
+            peers=tuple(
+                Peer(plan.node.address if number == place else f"<address of node {number + 1}>", slots)
+                for number in range(nodes)
+            ),
         ),
         local_rank=local_rank,
         job_id=plan.job.job_id,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from elastic_adapter.core.config import ClusterConfig
+from elastic_adapter.core.config import ClusterConfig, OutputConfig
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.model import Endpoint, Failed, Outcome, Stopped, Succeeded, signal_name
 from elastic_adapter.core.notices import NoticeBoard
@@ -27,7 +27,7 @@ from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import summarize
 from elastic_adapter.core.waiting import on_signals
-from elastic_adapter.core.workers import Starter
+from elastic_adapter.core.workers import Starter, worker_log
 from elastic_adapter.launchers.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -305,6 +305,9 @@ def _pool(plan: LaunchPlan, starter: Starter) -> StandbyPool | None:
 def _log_folder(plan: LaunchPlan) -> Path | None:
     """A folder of this run's own, where the user asked for files; kept when the run is over."""
     output = plan.node.output
+    if output.worker_logs:
+        _prepare_worker_logs(output, plan.node.slots)
+        return None
     wanted = output.log_dir is not None or any(output.to_file) or output.stdout_filters or output.stderr_filters
     if not wanted:
         return None
@@ -314,3 +317,13 @@ def _log_folder(plan: LaunchPlan) -> Path | None:
     folder = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=output.log_dir))
     logging.getLogger("elastic_adapter.launch").info("logs are written to %s", folder)
     return folder
+
+
+def _prepare_worker_logs(output: OutputConfig, slots: int) -> None:
+    assert output.log_dir is not None
+    os.makedirs(output.log_dir, exist_ok=True)
+    logging.getLogger("elastic_adapter.launch").info("logs are written to %s/workerlog.N", output.log_dir)
+    for local_rank in range(slots) if output.overwrite else ():
+        path = worker_log(output, local_rank)
+        if path is not None:
+            path.write_bytes(b"")

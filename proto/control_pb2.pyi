@@ -158,7 +158,7 @@ class Checkpoint(_message.Message):
     def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., uri: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("generation", "restart_count", "group_rank", "group_size", "rank_offset", "slots", "world_size", "master", "reason", "resume_from", "start_delay_s")
+    __slots__ = ("generation", "restart_count", "group_rank", "group_size", "rank_offset", "slots", "world_size", "master", "reason", "resume_from", "start_delay_s", "peers")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
     GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class Run(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     START_DELAY_S_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     restart_count: int
     group_rank: int
@@ -181,7 +182,16 @@ class Run(_message.Message):
     reason: str
     resume_from: Checkpoint
     start_delay_s: float
-    def __init__(self, generation: _Optional[int] = ..., restart_count: _Optional[int] = ..., group_rank: _Optional[int] = ..., group_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., slots: _Optional[int] = ..., world_size: _Optional[int] = ..., master: _Optional[_Union[Endpoint, _Mapping]] = ..., reason: _Optional[str] = ..., resume_from: _Optional[_Union[Checkpoint, _Mapping]] = ..., start_delay_s: _Optional[float] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, generation: _Optional[int] = ..., restart_count: _Optional[int] = ..., group_rank: _Optional[int] = ..., group_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., slots: _Optional[int] = ..., world_size: _Optional[int] = ..., master: _Optional[_Union[Endpoint, _Mapping]] = ..., reason: _Optional[str] = ..., resume_from: _Optional[_Union[Checkpoint, _Mapping]] = ..., start_delay_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("address", "slots")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    slots: int
+    def __init__(self, address: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("generation", "grace_s", "reason")

@@ -17,6 +17,7 @@ class TorchAdapter:
     virtual_local_rank: bool = False
     name: str = "torch"
     # A store's client that is refused once tries again after more than half a second.
+    hook: str | None = None
     head_start_s: float = 0.05
     # What torch leaves to a script's first use. The constructor of DistributedDataParallel and an optimizer's first
     # step import torch._dynamo: more than a second that a restart need not take, for some 70 MB per standby.

@@ -36,6 +36,7 @@ from elastic_adapter.core.model import (
     Hold,
     Level,
     Member,
+    Peer,
     Run,
     Stopped,
     Succeeded,
@@ -180,6 +181,7 @@ def test_join_is_answered_by_the_world(control):
             world_size=2,
             master=Endpoint("127.0.0.1", 29500),
             reason=run.assignment.reason,
+            peers=(Peer("127.0.0.1", 2),),
         )
     )
     assert record.world.generation == 1
@@ -439,6 +441,7 @@ RESUMED = Assignment(
         **{name: getattr(ASSIGNMENT, name) for name in Assignment.__slots__},
         "resume_from": CheckpointRef(0, 2, "s3://bucket/0"),
         "start_delay_s": 1.25,
+        "peers": (Peer("fe80::1", 8), Peer("b.example", 4)),
     }
 )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -13,7 +14,7 @@ from elastic_adapter.adapters import registry
 from elastic_adapter.adapters.registry import BUILT_IN, Entry, Options, find, load
 from elastic_adapter.core.environment import neutral_env
 from elastic_adapter.core.errors import UserError
-from elastic_adapter.core.model import Assignment, Endpoint, Seat
+from elastic_adapter.core.model import Assignment, Endpoint, Peer, Seat
 from elastic_adapter.core.ports import Adapter, FailureDetail
 
 SEAT = Seat(
@@ -27,6 +28,7 @@ SEAT = Seat(
         world_size=8,
         master=Endpoint("10.0.0.1", 29400),
         reason="",
+        peers=(Peer("10.0.0.1", 4), Peer("10.0.0.2", 4)),
     ),
     local_rank=1,
     job_id="job",
@@ -115,7 +117,12 @@ def test_paddle_worker() -> None:
     assert adapter("paddle").worker_env(SEAT) == {
         **neutral_env(SEAT),
         "PADDLE_MASTER": "10.0.0.1:29400",
-        "PADDLE_CURRENT_ENDPOINT": "10.0.0.1:29400",
+        "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:29406",
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(
+            f"10.0.0.{node}:{port}"
+            for node, ports in ((1, range(29401, 29405)), (2, range(29405, 29409)))
+            for port in ports
+        ),
         "PADDLE_TRAINER_ID": "5",
         "PADDLE_TRAINERS_NUM": "8",
         "PADDLE_GLOBAL_RANK": "5",
@@ -124,7 +131,24 @@ def test_paddle_worker() -> None:
         "PADDLE_LOCAL_SIZE": "4",
         "PADDLE_RANK_IN_NODE": "1",
         "PADDLE_NNODES": "2",
+        "PADDLE_AUTO_CLUSTER": "0",
+        "POD_NAME": "b",
     }
+
+
+def test_paddle_endpoints_are_valid_and_differ() -> None:
+    """Each rank has an address of its own, however high the master's port is and however many ranks there are."""
+    assignment = replace(SEAT.assignment, master=Endpoint("a", 65530), peers=(Peer("a", 4), Peer("b", 4)))
+    env = adapter("paddle").worker_env(replace(SEAT, assignment=assignment))
+    endpoints = env["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    assert len(set(endpoints)) == 8
+    assert all(1024 <= int(each.rpartition(":")[2]) <= 65535 for each in endpoints)
+    assert env["PADDLE_CURRENT_ENDPOINT"] == endpoints[5]
+
+
+def test_paddle_log_folder() -> None:
+    """Workers that look for the folder of their logs get its full path."""
+    assert adapter("paddle", Options(log_dir="log")).worker_env(SEAT)["PADDLE_LOG_DIR"] == os.path.abspath("log")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +163,21 @@ def test_paddle_worker() -> None:
 def test_paddle_slot(gpus: int, inherited: dict[str, str], env: dict[str, str]) -> None:
     """Workers use a GPU each where there are enough, else gloo; the user's own choice stays."""
     assert adapter("paddle", Options(gpus=gpus)).slot_env(1, 2, inherited) == env
+
+
+@pytest.mark.parametrize(
+    ("kind", "slots", "env"),
+    [
+        ("gpu", 2, {"FLAGS_selected_gpus": "5"}),
+        ("gpu", 1, {"FLAGS_selected_gpus": "3,5"}),
+        ("xpu", 2, {"FLAGS_selected_xpus": "5"}),
+        ("npu", 2, {"FLAGS_selected_npus": "5", "PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": "npu"}),
+    ],
+)
+def test_paddle_devices_that_were_chosen(kind: str, slots: int, env: dict[str, str]) -> None:
+    """One for each worker, in the order given; a single worker has them all."""
+    chosen = adapter("paddle", Options(devices=("3", "5"), device_kind=kind))
+    assert chosen.slot_env(1 if slots > 1 else 0, slots, {}) == env
 
 
 def test_plain_worker() -> None:

@@ -82,6 +82,7 @@ def test_paddle_master() -> None:
     """The port that is not known yet is not shown as a number, even inside an address."""
     text = describe(replace(PLAN, adapter=load(find("paddle"), Options())), {})
     assert "PADDLE_MASTER=127.0.0.1:<free port>\n" in text
+    assert "PADDLE_TRAINER_ENDPOINTS=127.0.0.1:<free port>,127.0.0.1:<free port>\n" in text
 
 
 def test_local_rank_and_cpus() -> None:

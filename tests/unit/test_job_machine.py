@@ -151,7 +151,7 @@ class JobMachine(RuleBasedStateMachine):
     @rule(rng=CHOICES)
     def exit(self, rng: Random) -> None:
         if self.world is not None:
-            code = rng.choice((1, 0, 9))
+            code = rng.choice((1, 0, 9, 101))
             number = signal.SIGKILL if code == 9 else None
             self.story.exit(rng.randrange(self.world.world_size), code, signal=number)
             self.heard.append(self.story.last)
@@ -329,7 +329,7 @@ def ignores_the_budget(job: Job, event: Event, now: float) -> Step:
 
 
 def gives_up_early(job: Job, event: Event, now: float) -> Step:
-    strict = replace(job.config, policy=RestartPolicy(max(0, job.config.policy.max_restarts - 1)))
+    strict = replace(job.config, policy=RestartPolicy(max(0, job.config.policy.max_restarts - 1), free_codes=(101,)))
     after, commands = step(replace(job, config=strict), event, now)
     return replace(after, config=job.config), commands
 
@@ -351,6 +351,12 @@ def takes_a_late_offer(job: Job, event: Event, now: float) -> Step:
         offered = tuple(replace(each, ports=event.ports) if each.node == event.node else each for each in job.members)
         return replace(job, members=offered), ()
     return step(job, event, now)
+
+
+def charges_who_asks_for_a_restart(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    asked = isinstance(event, WorkerExited) and event.exit.code == 101 and after.world != job.world
+    return (replace(after, history=after.history.charge(now)) if asked else after), commands
 
 
 def reuses_a_port(job: Job, event: Event, now: float) -> Step:
@@ -520,6 +526,7 @@ BROKEN = [
     gives_up_early,
     charges_nothing,
     charges_a_lost_node,
+    charges_who_asks_for_a_restart,
     reuses_a_port,
     takes_a_late_offer,
     reverses_ranks,

@@ -11,6 +11,7 @@ from elastic_adapter.core.model import (
     CheckpointRef,
     Endpoint,
     Failed,
+    Peer,
     Seat,
     Stopped,
     Succeeded,
@@ -75,7 +76,7 @@ def test_world_knows_its_ranks():
 
 
 def test_assignment_is_all_a_node_needs():
-    """An assignment has the world's facts and one node's place, and not the list of nodes."""
+    """An assignment has the world's facts and one node's place; of the others where they are."""
     resume = CheckpointRef(step=4, generation=2, uri="file:///4")
     world = replace(world_of("a", "b", slots=2, generation=3), restart_count=1, resume_from=resume, start_delay_s=2.0)
     assert world.assignment("b") == Assignment(
@@ -90,6 +91,7 @@ def test_assignment_is_all_a_node_needs():
         reason="a test made it",
         resume_from=resume,
         start_delay_s=2.0,
+        peers=(Peer("a.example", 2), Peer("b.example", 2)),
     )
 
 

@@ -36,6 +36,23 @@ def test_decide_names_the_signal():
     assert decision.reason == "rank 0 on a was killed by SIGKILL; restart 1 of 1"
 
 
+@pytest.mark.parametrize(
+    ("level", "allowed", "code", "kind", "charged"),
+    [
+        (TOLERANT, 0, 101, Restart, False),
+        (ELASTIC, 3, 102, Restart, False),
+        (ELASTIC, 3, 100, Restart, True),
+        (TOLERANT, 0, 100, GiveUp, None),
+        (OFF, 0, 101, GiveUp, None),
+    ],
+)
+def test_codes_that_ask_for_a_restart(level, allowed, code, kind, charged):
+    """They are granted whatever is left of the budget, and not charged; but where nothing restarts, nor do they."""
+    decision = decide(level, RestartPolicy(allowed, free_codes=(101, 102)), History(), exit_of(0, code))
+    assert isinstance(decision, kind)
+    assert getattr(decision, "charged", None) == charged
+
+
 def test_history_remembers_when():
     """A charge adds its time behind the earlier ones and leaves the old history as it was."""
     old = History((1.0,))
