@@ -31,7 +31,7 @@ lowest: .venv-lowest/.installed
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(FRAMEWORK)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py
@@ -46,7 +46,7 @@ proto: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch,paddle]'
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""Trains on two workers, kills one in the middle, and shows what happens: ``make demo``."""
+"""Trains on two workers, kills one in the middle, and shows what happens: ``make demo [FRAMEWORK=paddle]``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ KILL_FROM_STEP = 60
 STEPS = 240
 
 
-def command(checkpoint: str) -> list[str]:
+def command(framework: str, checkpoint: str) -> list[str]:
     launcher = Path(sys.executable).with_name("elastic-launch")
+    script = HERE / f"train_{framework}.py"
     return [
-        *(str(launcher), "--framework", "torch", "--nproc-per-node", "2", "--max-restarts", "3"),
-        *(str(HERE / "train_torch.py"), "--steps", str(STEPS), "--step-seconds", "0.05", "--checkpoint", checkpoint),
+        *(str(launcher), "--framework", framework, "--nproc-per-node", "2", "--max-restarts", "3"),
+        *(str(script), "--steps", str(STEPS), "--step-seconds", "0.05", "--checkpoint", checkpoint),
     ]
 
 
@@ -66,7 +67,7 @@ class Story:
 def main() -> int:
     story = Story()
     with tempfile.TemporaryDirectory() as folder:
-        run = command(f"{folder}/checkpoint.pt")
+        run = command(sys.argv[1] if len(sys.argv) > 1 else "torch", f"{folder}/checkpoint")
         say("two workers train; soon one of them is killed:  elastic-launch " + " ".join(run[1:]))
         with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,6 +11,14 @@ import pytest
 from helpers.etcd_servers import cluster
 from helpers.fleet import Fleet
 from helpers.launched import Launched
+
+
+@pytest.fixture(params=["torch", "paddle"])
+def framework(request):
+    """Each of the two, where it is installed."""
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return request.param
 
 
 @pytest.fixture

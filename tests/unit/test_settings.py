@@ -21,6 +21,10 @@ from elastic_adapter.launchers.settings import GROUPS, SETTINGS, WORKER_VARIABLE
         ("--nproc_per_node=2 train.py", {"nproc-per-node": "2"}, "train.py"),
         ("--nproc 2 train.py", {"nproc-per-node": "2"}, "train.py"),
         ("--max_r 2 train.py", {"max-restarts": "2"}, "train.py"),
+        ("--max_restart 2 --max-restarts 3 train.py", {"max_restart": "2", "max-restarts": "3"}, "train.py"),
+        ("--max-restart=2 --elastic_l -1 train.py", {"max_restart": "2", "elastic_level": "-1"}, "train.py"),
+        ("--t 3 --start spawn train.py", {"tee": "3", "start-method": "spawn"}, "train.py"),
+        ("--np 2 --job_id j --log_dir d train.py", {"np": "2", "rdzv-id": "j", "log-dir": "d"}, "train.py"),
         ("--tee 3 -r 1 train.py", {"tee": "3", "redirects": "1"}, "train.py"),
         ("-t3 -r=1 train.py", {"tee": "3", "redirects": "1"}, "train.py"),
         ("-m --standalone package.train -m", {"module": "1", "standalone": "1"}, "package.train -m"),
@@ -165,10 +169,19 @@ def test_help() -> None:
 
 
 def test_migrating_guide() -> None:
-    """The guide for users of torchrun says a word about every flag."""
+    """The guide for users of torchrun says a word about every flag but Paddle's own."""
     guide = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
-    flags = {flag for setting in SETTINGS for flag in setting.flags} - {"-h", "--help"}
+    settings = [setting for setting in SETTINGS if setting.group != "paddle"]
+    flags = {flag for setting in settings for flag in setting.flags} - {"-h", "--help"}
     assert {flag for flag in flags if f"`{flag}`" not in guide} == set()
+
+
+def test_guide_for_paddle() -> None:
+    """The guide for users of Paddle says a word about each of its flags and variables."""
+    guide = (Path(__file__).parents[2] / "docs" / "paddle.md").read_text()
+    flags = {flag for setting in SETTINGS if setting.group == "paddle" for flag in setting.flags}
+    variables = {name for setting in SETTINGS for name in setting.paddle}
+    assert {name for name in flags | variables if f"`{name}`" not in guide} == set()
 
 
 def assert_line(message: str, parts: list[str]) -> None:

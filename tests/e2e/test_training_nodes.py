@@ -1,7 +1,6 @@
-"""Real training on several nodes: torch with gloo, whose every all_reduce is checked; nodes go, and others go on."""
+"""Real training on several nodes, whose every all_reduce is checked: nodes go, and others go on. Torch and paddle."""
 
 import asyncio
-import importlib.util
 import os
 import signal
 
@@ -10,48 +9,73 @@ import pytest
 from elastic_adapter.core.standby import StandbyPool
 from helpers.fleet import Fleet
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = pytest.mark.timeout(180)
 WITHIN_S = 60.0
 
-# A step that was taken is a line as of helpers/world.py; one whose sum is wrong ends the worker.
-TRAIN = """
-import os, sys, time
+TORCH = """
 import torch
 import torch.distributed as dist
 
+def join():
+    dist.init_process_group("gloo")
+    assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return dist.get_rank(), dist.get_world_size()
+
+def summed(values):
+    values = torch.tensor(values)
+    dist.all_reduce(values)
+    return values.tolist()
+"""
+# Paddle has no world of one: a script has to leave out the collectives.
+PADDLE = """
+import paddle
+import paddle.distributed as dist
+
+def join():
+    dist.init_parallel_env()
+    size = int(os.environ["PADDLE_TRAINERS_NUM"])
+    assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["PADDLE_TRAINER_ID"]), size)
+    assert len(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")) == size
+    return dist.get_rank(), size
+
+def summed(values):
+    values = paddle.to_tensor(values)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values.tolist()
+"""
+# A step that was taken is a line as of helpers/world.py; one whose sum is wrong ends the worker.
+TRAIN = """
 folder, node, generation = sys.argv[1], os.environ["ELASTIC_NODE"], os.environ["ELASTIC_GENERATION"]
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-assert (rank, size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+rank, size = join()
 print(f"generation {generation} rank {rank} of {size} on {node} pid {os.getpid()}", flush=True)
-local = os.environ["LOCAL_RANK"]
+local = os.environ["ELASTIC_LOCAL_RANK"]
 log = open(os.path.join(folder, f"{node}-{local}.steps"), "a", buffering=1)
 step, stop = 0, False
 while not stop:
     step += 1
-    values = torch.tensor([float(step * (rank + 1)), float(rank == 0 and os.path.exists(os.path.join(folder, "stop")))])
-    dist.all_reduce(values)
-    total, stop = values[0].item(), bool(values[1].item())
+    stop = float(rank == 0 and os.path.exists(os.path.join(folder, "stop")))
+    total, stop = summed([float(step * (rank + 1)), stop])
     if total != step * size * (size + 1) / 2:
         with open(os.path.join(folder, "wrong"), "a") as wrong:
             wrong.write(f"generation {generation} step {step} rank {rank} of {size}: {total}\\n")
         sys.exit(9)
     log.write(f"{time.time():.3f} {generation} {size} {rank} {step} {node}\\n")
     time.sleep(0.02)
-dist.destroy_process_group()
 """
 
 
 @pytest.fixture
-def fleet(etcd, tmp_path, fleets):
-    program = tmp_path / "train.py"
-    program.write_text(TRAIN)
+def program(framework, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import os, sys, time\n" + {"torch": TORCH, "paddle": PADDLE}[framework] + TRAIN)
+    return path
 
+
+@pytest.fixture
+def fleet(etcd, tmp_path, fleets, framework, program):
     def make(nnodes, *flags):
-        return fleets(Fleet(tmp_path, etcd.endpoint, nnodes, *flags, framework="torch", program=program))
+        return fleets(Fleet(tmp_path, etcd.endpoint, nnodes, *flags, framework=framework, program=program))
 
     return make
 
@@ -126,6 +150,36 @@ def test_a_killed_worker_of_one_node_restarts_all(fleet):
     job.stop()
     right(job)
     assert "restart 1 of 1" in job.text
+
+
+def test_a_node_that_is_told_to_leave(fleet):
+    """SIGTERM to one of three: the rest re-forms, nothing is charged, and the one that left says so by its code."""
+    job = fleet("2:3")
+    job.start_in_order("a", "b", "c")
+    assert job.trains("a", "b", "c", within_s=WITHIN_S) == 1
+    leaver = job.nodes.pop("b")
+    leaver.signal(signal.SIGTERM)
+    assert leaver.finish() == 143
+    assert job.trains("a", "c", within_s=WITHIN_S) == 2
+    assert ranks(job, 2) == [(0, "a"), (1, "c")]
+    job.stop()
+    right(job)
+    assert "this node has left the job: node b leaves (SIGTERM)" in leaver.text
+
+
+def test_level_1_waits_for_a_replacement_of_the_same_name(fleet):
+    """At a fixed size the others hold; the one that comes back under the name of the lost one has its rank."""
+    job = fleet("3")
+    job.start_in_order("a", "b", "c")
+    assert job.trains("a", "b", "c", within_s=WITHIN_S) == 1
+    at = job.kill("b")
+    job.nodes["a"].seen("holding: node b is lost")
+    job.nodes["c"].seen("workers are stopped until the next world")
+    job.start("b")
+    assert job.trains("a", "b", "c", since=at, within_s=WITHIN_S) == 2
+    assert ranks(job, 2) == [(0, "a"), (1, "b"), (2, "c")]
+    job.stop()
+    right(job)
 
 
 def test_a_world_may_come_while_the_first_interpreters_boot():
