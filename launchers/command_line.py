@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.launchers.settings import GROUPS, SETTINGS, Setting
 
-_FLAGS: dict[str, Setting] = {flag: setting for setting in SETTINGS for flag in setting.flags}
+# Spelt with dashes.
+_FLAGS: dict[str, Setting] = {flag.replace("_", "-"): setting for setting in SETTINGS for flag in setting.flags}
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?$|-\.\d+$")
 
@@ -24,7 +25,9 @@ Runs a training script on several workers and starts them again when one fails.
 
 Options are accepted with dashes or underscores, and may be shortened where that is
 unambiguous. Each can also be set by a variable: ELASTIC_NPROC_PER_NODE=2, or
-PET_NPROC_PER_NODE=2 where torchrun has the same option (switches: 0 or 1).
+PET_NPROC_PER_NODE=2 where torchrun has the same option (switches: 0 or 1). The options
+of the group paddle are those of Paddle's launchers, for --framework paddle only; so are
+their variables (PADDLE_NNODES=2), which win over the options there.
 """
 
 _EPILOG = """\
@@ -37,6 +40,8 @@ examples:
       a module instead of a script
   elastic-launch --framework plain --nproc-per-node 4 ./simulate --steps 100
       any program; it finds its place in ELASTIC_RANK and ELASTIC_WORLD_SIZE
+  elastic-launch --framework paddle --nnodes 2:4 --master etcd://etcd1:2379 --job_id j train.py
+      two to four nodes, in the words of Paddle's launchers
   elastic-launch --dry-run --nproc-per-node 2 train.py
       show the settings, where each comes from, and each worker's environment
 """
@@ -82,6 +87,8 @@ def _full(name: str) -> str:
     if wanted in _FLAGS:
         return wanted
     candidates = [flag for flag in _FLAGS if wanted.startswith("--") and flag.startswith(wanted)]
+    # What torchrun's users shorten must not become ambiguous by Paddle's words.
+    candidates = [flag for flag in candidates if _FLAGS[flag].group != "paddle"] or candidates
     if len({_FLAGS[flag].name for flag in candidates}) > 1:
         raise UserError(f"{name} could mean {', '.join(sorted(candidates))}: write it in full")
     if not candidates:

@@ -60,7 +60,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
+class Spot:
     host: str
     # None: not given.
     port: int | None
@@ -209,7 +209,7 @@ def _at_master(values: Mapping[str, Given], environ: Mapping[str, str], machine:
         _check_port(values["rdzv-endpoint"], spot)
     else:
         named_by = values["master-addr"].where
-        spot = _Spot(_host(values["master-addr"], lambda _: True), number)
+        spot = Spot(_host(values["master-addr"], lambda _: True), number)
         _check_port(port, spot)
     met = f"nodes meet in an etcd at {spot.at(_STATIC_PORT)}; each generation gets a fresh master port"
     here = _is_host(values["rdzv-conf"])
@@ -230,7 +230,7 @@ def _embedded(
     values: Mapping[str, Given],
     environ: Mapping[str, str],
     machine: Machine,
-    spot: _Spot,
+    spot: Spot,
     default_port: int,
     *,
     here: bool,
@@ -297,7 +297,7 @@ def _check_id(values: Mapping[str, Given]) -> None:
         )
 
 
-def _check_port(given: Given, spot: _Spot) -> None:
+def _check_port(given: Given, spot: Spot) -> None:
     if spot.port == 0:
         raise UserError(
             f"{given.where} {given.text}: other nodes can't find port 0, which is a different one at each start; "
@@ -318,7 +318,7 @@ def _address(
     values: Mapping[str, Given],
     environ: Mapping[str, str],
     machine: Machine,
-    spots: tuple[_Spot, ...],
+    spots: tuple[Spot, ...],
     default_port: int,
 ) -> tuple[str, str]:
     """The address by which other nodes reach this one, and where it came from."""
@@ -374,7 +374,7 @@ def _file(given: Given) -> str | None:
         raise given.wrong("a file that can be read", error.strerror or str(error)) from error
 
 
-def _etcd_spots(values: Mapping[str, Given]) -> tuple[tuple[_Spot, ...], str | None]:
+def _etcd_spots(values: Mapping[str, Given]) -> tuple[tuple[Spot, ...], str | None]:
     """The endpoints, and http or https where the user says which."""
     given, backend = values["rdzv-endpoint"], values["rdzv-backend"]
     if "@" in (given.text or ""):
@@ -387,14 +387,14 @@ def _etcd_spots(values: Mapping[str, Given]) -> tuple[tuple[_Spot, ...], str | N
             f"{backend.where} {backend.text}: where is etcd? add --rdzv-endpoint HOST:PORT, or use "
             "--rdzv-backend embedded with the address of one of the nodes"
         )
-    spots: list[_Spot] = []
+    spots: list[Spot] = []
     schemes: set[str] = set()
     for item in items:
         scheme, mark, rest = item.rpartition("://")
         if mark and scheme not in ("http", "https"):
             raise given.wrong("HOST:PORT, http://HOST:PORT or https://HOST:PORT")
         schemes |= {scheme} if mark else set()
-        spot = _parsed(rest.rstrip("/") if mark else item)
+        spot = parsed(rest.rstrip("/") if mark else item)
         if spot is None or spot.port == 0:
             raise given.wrong("a list of HOST:PORT")
         spots.append(spot)
@@ -407,23 +407,23 @@ def _etcd_spots(values: Mapping[str, Given]) -> tuple[tuple[_Spot, ...], str | N
     return tuple(spots), next(iter(schemes), None)
 
 
-def _spot(given: Given) -> _Spot | None:
+def _spot(given: Given) -> Spot | None:
     """The only endpoint; None where none is given."""
     text = (given.text or "").strip()
     if not text:
         return None
-    spot = _parsed(text)
+    spot = parsed(text)
     if spot is None:
         raise given.wrong("HOST:PORT")
     return spot
 
 
-def _parsed(text: str) -> _Spot | None:
+def parsed(text: str) -> Spot | None:
     """HOST, HOST:PORT or [IPv6]:PORT."""
     found = re.fullmatch(r"(\[[\w:.]+\]|[\w.-]+)(?::(\d{1,5}))?", text, re.ASCII)
     if found is None or int(found[2] or 0) > _LAST_PORT:
         return None
-    return _Spot(found[1].strip("[]"), None if found[2] is None else int(found[2]))
+    return Spot(found[1].strip("[]"), None if found[2] is None else int(found[2]))
 
 
 def _host(given: Given, resolvable: Callable[[str], bool]) -> str:

@@ -15,7 +15,7 @@ from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.model import Level, signal_name
 from elastic_adapter.core.ports import Adapter, NativeProgram, Program
 from elastic_adapter.core.restart import RestartPolicy
-from elastic_adapter.launchers import framework, numa, rendezvous, streams
+from elastic_adapter.launchers import fleetrun, framework, numa, rendezvous, streams
 from elastic_adapter.launchers.devices import Machine, gpu_count, visible_gpus
 from elastic_adapter.launchers.plan import LaunchPlan, Source
 from elastic_adapter.launchers.program import interpreter, program
@@ -35,21 +35,28 @@ def resolve(
     values: Mapping[str, Given], words: tuple[str, ...], environ: Mapping[str, str], machine: Machine
 ) -> LaunchPlan:
     _check_unsupported(values)
-    values = rendezvous.with_conf(values)
+    entry, found_by = framework.choose(values["framework"], environ, machine.installed)
+    paddle = entry.name == "paddle"
+    told = fleetrun.translate(values, environ, machine) if paddle else fleetrun.foreign(values, entry.name, found_by)
+    values = rendezvous.with_conf(told.values)
     place = rendezvous.meet(values, environ, machine)
     python = interpreter(values["python"], environ, machine.python)
-    entry, found_by = framework.choose(values["framework"], environ, machine.installed)
     own = python == machine.python
     target = program(values, words, environ, python, own=own, plain=entry.name == "plain")
     if own and not isinstance(target, NativeProgram):
         framework.check_installed(entry, machine.installed)
     slots = workers(values["nproc-per-node"], environ, machine, python)
+    fleetrun.check_devices(told, slots)
+    output = streams.output(values, slots, worker_logs=paddle, overwrite=told.overwrite)
     job = _job(values, entry, _job_id(values, place, machine))
     signals = _signals(values["signals-to-handle"])
     options = Options(
         signals=tuple(signal_name(number) for number in signals),
         virtual_local_rank=_virtual(values["virtual-local-rank"], entry, slots, environ.get("CUDA_VISIBLE_DEVICES")),
         gpus=gpu_count(machine, environ) if entry.counts_gpus else 0,
+        devices=told.devices,
+        device_kind=told.device_kind,
+        log_dir=output.log_dir or "",
     )
     name = _node_id(values["node-id"], environ if place.cluster else {}, machine.host_name)
     if place.rank is not None and name.origin == _HOST_NAME:
@@ -59,7 +66,7 @@ def resolve(
         node=name.text or "",
         address=place.address,
         slots=slots,
-        output=streams.output(values, slots),
+        output=output,
         grace_s=values["shutdown-timeout"].seconds(),
         signals=signals,
         role=values["role"].text or "",
@@ -92,9 +99,10 @@ def resolve(
                 **_resolved(values, job, node, python),
                 **_met(values, job, place),
             },
+            paddle=paddle,
         ),
         cluster=cluster,
-        notes=(*place.notes, *_notes(values, adapter, slots, environ)),
+        notes=(*told.notes, *place.notes, *_notes(values, adapter, slots, environ)),
     )
 
 
@@ -107,7 +115,7 @@ def _job(values: Mapping[str, Given], entry: Entry, job_id: str) -> JobConfig:
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         level=level,
-        policy=RestartPolicy(_max_restarts(values, entry, level)),
+        policy=RestartPolicy(_max_restarts(values, entry, level), free_codes=entry.restart_codes),
         quiet_s=values["quiet-time"].seconds(),
         drain_s=values["drain-timeout"].seconds(),
         hold_timeout_s=None if hold.text is None else hold.seconds(positive=True),
@@ -198,8 +206,8 @@ def _max_restarts(values: Mapping[str, Given], entry: Entry, level: Level) -> in
     restarts = given.whole(0)
     if restarts and level == Level.OFF:
         raise UserError(
-            f"{given.where} {restarts} contradicts {values['fault-tolerance-level'].where} 0 (off): "
-            "leave out one of them"
+            f"{given.where} {restarts} contradicts {values['fault-tolerance-level'].where}, by which the level is 0 "
+            "(off): leave out one of them"
         )
     return restarts
 
@@ -300,6 +308,8 @@ def _log_level(given: Given) -> str:
     return level
 
 
+# Paddle's words for which there is none of ours.
+_OF_PADDLE = ("devices", "log_overwrite")
 _SWITCHES = frozenset(setting.name for setting in SETTINGS if setting.switch)
 
 
@@ -345,8 +355,12 @@ def _shown(given: Given) -> str:
     return given.text or ""
 
 
-def _sources(values: Mapping[str, Given], resolved: Mapping[str, tuple[str, str]]) -> tuple[Source, ...]:
-    shown = [setting.name for setting in SETTINGS if setting.group != "other" and setting.name != "dry-run"]
+def _sources(
+    values: Mapping[str, Given], resolved: Mapping[str, tuple[str, str]], *, paddle: bool
+) -> tuple[Source, ...]:
+    hidden = ("other", "paddle")
+    shown = [setting.name for setting in SETTINGS if setting.group not in hidden and setting.name != "dry-run"]
+    shown += _OF_PADDLE if paddle else ()
     return tuple(Source(name, *resolved.get(name, (_shown(values[name]), values[name].origin))) for name in shown)
 
 
@@ -361,8 +375,6 @@ def _notes(values: Mapping[str, Given], adapter: Adapter, slots: int, environ: M
     if values["local-ranks-filter"].text and not streams.shown_ranks(values["local-ranks-filter"], slots):
         notes.append(f"no worker has a local rank of {values['local-ranks-filter'].where}: the console shows no output")
     unread = [name for name in _UNSUPPORTED if environ.get(name)]
-    if adapter.name == "paddle":
-        unread += framework.paddle_variables(environ)
     if unread:
         notes.append(f"not used by this version: {', '.join(unread)}")
     return notes

@@ -1,6 +1,7 @@
 """The launcher's settings: one table, and where each value comes from.
 
 A flag wins over a variable, a variable over the default. Values stay text here; ``resolve`` gives them their meaning.
+The words of Paddle's launchers are in the table, too: ``fleetrun`` says what they mean in ours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from elastic_adapter.core.errors import UserError
 
-GROUPS = ("job", "nodes", "elasticity", "workers", "logs", "other")
+GROUPS = ("job", "nodes", "elasticity", "workers", "logs", "paddle", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Setting:
     fallback: str | None = None
     # Whether an empty variable is a value of its own; else it counts as not set.
     empty_is_a_value: bool = False
+    # Variables of Paddle's launchers, which count with that framework only, and there win over the flag.
+    paddle: tuple[str, ...] = ()
 
     @property
     def switch(self) -> bool:
@@ -50,6 +53,7 @@ def _setting(
     repeats: bool = False,
     fallback: str | None = None,
     empty_is_a_value: bool = False,
+    paddle: tuple[str, ...] = (),
 ) -> Setting:
     """One row: ``--name`` with ELASTIC_NAME, and PET_NAME where torchrun reads it."""
     names = (name, alias) if alias else (name,)
@@ -66,7 +70,21 @@ def _setting(
         repeats=repeats,
         fallback=fallback,
         empty_is_a_value=empty_is_a_value,
+        paddle=paddle,
     )
+
+
+def _paddle(name: str, metavar: str, help: str, *variables: str) -> Setting:
+    """One row in Paddle's words and spelling; no variable of ours stands for it."""
+    return Setting(name, "paddle", help, ("--" + name,), (), None, metavar, paddle=variables)
+
+
+def _refused(name: str, *variables: str) -> Setting:
+    return _paddle(name, "X", "not supported: use python -m paddle.distributed.launch", *variables)
+
+
+def _idle(name: str, metavar: str, *variables: str) -> Setting:
+    return _paddle(name, metavar, "accepted, no effect", *variables)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -79,15 +97,21 @@ SETTINGS: tuple[Setting, ...] = (
         torchrun=False,
     ),
     _setting(
-        "nproc-per-node", "job", "workers on this node: a number, auto, gpu, cpu or xpu", metavar="N", default="1"
+        "nproc-per-node",
+        "job",
+        "workers on this node: a number, auto, gpu, cpu or xpu",
+        metavar="N",
+        default="1",
+        paddle=("PADDLE_NPROC_PER_NODE",),
     ),
-    _setting("nnodes", "job", "number of nodes, or MIN:MAX", metavar="N", default="1:1"),
+    _setting("nnodes", "job", "number of nodes, or MIN:MAX", metavar="N", default="1:1", paddle=("PADDLE_NNODES",)),
     _setting(
         "rdzv-id",
         "job",
         "name of the job, the same on all its nodes; left out on one node: a random one",
         metavar="NAME",
         alias="job-id",
+        paddle=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
     ),
     _setting("standalone", "job", "one node, nothing else needed: the default while no other nodes are named"),
     _setting("dry-run", "job", "print what would be run, and run nothing", torchrun=False),
@@ -191,6 +215,8 @@ SETTINGS: tuple[Setting, ...] = (
         "0: off, 1: fault-tolerant, 2: elastic; left out: 2 if MIN is below MAX, else 1",
         metavar="LEVEL",
         torchrun=False,
+        # The first one is spelt as Paddle does.
+        paddle=("PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANCE_LEVEL"),
     ),
     _setting(
         "quiet-time",
@@ -222,6 +248,7 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="SECONDS",
         default="5",
         torchrun=False,
+        paddle=("PADDLE_ELASTIC_TTL",),
     ),
     _setting(
         "isolation-timeout",
@@ -288,7 +315,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _setting("use-env", "workers", "accepted; the local rank is in LOCAL_RANK anyway", torchrun=False),
     _setting("start-method", "workers", "spawn is the only one", metavar="NAME", default="spawn"),
-    _setting("log-dir", "logs", "folder for the workers' output, a file per rank and stream", metavar="FOLDER"),
+    _setting(
+        "log-dir",
+        "logs",
+        "folder for the workers' output, a file per rank and stream; paddle: a file per rank",
+        metavar="FOLDER",
+        paddle=("PADDLE_LOG_DIR",),
+    ),
     _setting(
         "redirects",
         "logs",
@@ -321,6 +354,43 @@ SETTINGS: tuple[Setting, ...] = (
     _setting("logs-specs", "logs", "not supported: needs torch in the launcher", metavar="NAME", torchrun=False),
     Setting("log-level", "logs", "how much the launcher itself tells", (), ("LOGLEVEL",), "INFO", "LEVEL"),
     Setting("python", "workers", "the interpreter of Python workers", (), ("PYTHON_EXEC",), None, "PATH"),
+    _paddle("master", "PLACE", "where nodes meet: etcd://HOST:PORT,... or one node's HOST:PORT", "PADDLE_MASTER"),
+    _paddle("rank", "N", "rank of this node; -1 or left out: any", "PADDLE_RANK", "PADDLE_TRAINER_ID"),
+    _paddle("ips", "HOST,...", "addresses of all nodes, in the order of their ranks", "PADDLE_IPS"),
+    _paddle("start_port", "PORT", "port on the first of --ips where nodes meet; left out: 6070", "PADDLE_START_PORT"),
+    _paddle("host", "HOST", "address of this node, as --local-addr", "POD_IP"),
+    _paddle("elastic_server", "HOST:PORT", "etcd where nodes meet", "PADDLE_ELASTIC_SERVER"),
+    _paddle("np", "N", "number of nodes, or MIN:MAX, as --nnodes; not paddle: --nproc-per-node", "PADDLE_ELASTIC_NP"),
+    _paddle("devices", "N,...", "devices to use, of those that are visible", "PADDLE_DEVICES"),
+    _paddle("gpus", "N,...", "the same, GPUs"),
+    _paddle("npus", "N,...", "the same, NPUs"),
+    _paddle("xpus", "N,...", "the same, XPUs"),
+    _paddle("max_restart", "N", "as --max-restarts", "PADDLE_MAX_RESTART"),
+    _paddle(
+        "elastic_level",
+        "LEVEL",
+        "-1: --fault-tolerance-level 0; 0: 1; 1: 2 if MIN is below MAX, else 1",
+        "PADDLE_ELASTIC_LEVEL",
+    ),
+    _paddle("elastic_timeout", "SECONDS", "as --quiet-time", "PADDLE_ELASTIC_TIMEOUT"),
+    _paddle("log_level", "LEVEL", "how much the launcher itself tells", "PADDLE_LOG_LEVEL"),
+    _paddle("log_overwrite", "BOOL", "begin new log files instead of adding to them", "PADDLE_LOG_OVERWRITE"),
+    _paddle("run_mode", "MODE", "collective is the only one", "PADDLE_RUN_MODE"),
+    _idle("sort_ip", "BOOL", "PADDLE_SORT_IP"),
+    _idle("legacy", "BOOL"),
+    _idle("enable_gpu_log", "BOOL"),
+    _idle("auto_cluster_config", "BOOL", "PADDLE_AUTO_CLUSTER"),
+    _idle("scale", "N", "PADDLE_ELASTIC_SCALE"),
+    _idle("force", "BOOL", "PADDLE_ELASTIC_FORCE"),
+    _refused("servers", "PADDLE_SERVERS_ENDPOINTS"),
+    _refused("trainers", "PADDLE_TRAINERS_ENDPOINTS"),
+    _refused("server_num", "PADDLE_SERVER_NUM"),
+    _refused("trainer_num", "PADDLE_TRAINER_NUM"),
+    _refused("gloo_port", "PADDLE_GLOO_PORT"),
+    _refused("with_gloo", "PADDLE_WITH_GLOO"),
+    _refused("auto_tuner_json"),
+    _refused("auto_parallel_config", "PADDLE_AUTO_PARALLEL_CONFIG"),
+    _refused("elastic_pre_hook"),
     Setting("version", "other", "print the version", ("--version",), (), "0"),
     Setting("help", "other", "print this text", ("-h", "--help"), (), "0"),
 )

@@ -12,7 +12,10 @@ from elastic_adapter.launchers.settings import Given
 _BOTH = STDOUT | STDERR
 
 
-def output(values: Mapping[str, Given], slots: int) -> OutputConfig:
+def output(
+    values: Mapping[str, Given], slots: int, *, worker_logs: bool = False, overwrite: bool = False
+) -> OutputConfig:
+    """``worker_logs``: a folder that is given holds Paddle's files, begun anew where ``overwrite`` is set."""
     redirects = _by_rank(values["redirects"], slots)
     tees = _by_rank(values["tee"], slots)
     shown = shown_ranks(values["local-ranks-filter"], slots)
@@ -27,6 +30,8 @@ def output(values: Mapping[str, Given], slots: int) -> OutputConfig:
         to_console=tuple((_BOTH & ~redirects[rank]) | tees[rank] if rank in shown else 0 for rank in range(slots)),
         to_file=tuple(redirects[rank] | tees[rank] for rank in range(slots)),
         log_dir=log_dir,
+        worker_logs=worker_logs and log_dir is not None,
+        overwrite=worker_logs and log_dir is not None and overwrite,
         prefix=values["log-prefix"].text or "",
         stdout_filters=filters(values["duplicate-stdout-filters"].text or ""),
         stderr_filters=filters(values["duplicate-stderr-filters"].text or ""),
@@ -66,8 +71,11 @@ def filters(text: str) -> tuple[str, ...]:
 
 
 def make_folder(given: Given) -> None:
+    """Does nothing where only a variable of Paddle's names the folder: that is made with the first file in it."""
+    if given.text is None:
+        return
     try:
-        os.makedirs(given.text or "", exist_ok=True)
+        os.makedirs(given.text, exist_ok=True)
     except OSError as error:
         raise given.wrong("a folder that can be made", error.strerror or str(error)) from error
 
