@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.launchers import rendezvous
@@ -296,10 +297,9 @@ class _Translation:
 
     def _at_etcd(self, place: Given, rank: Given) -> None:
         endpoint = (place.text or "").removeprefix(_ETCD)
-        if endpoint != self.values["rdzv-endpoint"].text or not (self.values["rdzv-backend"].text or "").startswith(
-            "etcd"
-        ):
-            self._check_one_place(place)
+        backend = self.values["rdzv-backend"].text or ""
+        same = {"rdzv-endpoint": endpoint, "rdzv-backend": backend if backend.startswith("etcd") else "etcdv3"}
+        self._check_one_place(place, same)
         self._dynamic("etcdv3", endpoint, place, rank)
 
     def _on_one_node(self, place: Given, rank: Given) -> None:
@@ -334,11 +334,11 @@ class _Translation:
             if rank.where != "PADDLE_TRAINER_ID" and rank.text != "0":
                 self.idle.append(rank.where)
 
-    def _check_one_place(self, place: Given) -> None:
-        """Paddle's words and ours must not name two places."""
+    def _check_one_place(self, place: Given, same: Mapping[str, str | None] = MappingProxyType({})) -> None:
+        """Paddle's words and ours must not name two places; ``same`` are ours that agree."""
         for name in ("rdzv-endpoint", "rdzv-backend", "master-addr", "master-port"):
             own = self.values[name]
-            if own.explicit:
+            if own.explicit and own.text != same.get(name):
                 raise UserError(f"{_as_said(place)} and {_as_said(own)} contradict each other: leave out one")
 
     def _check_count(self, hosts: Given) -> None:

@@ -133,9 +133,6 @@ def test_own_flag_wins_over_own_variable() -> None:
     assert origins(made)["local-addr"] == ("a", "flag --local-addr")
 
 
-ETCD = ("etcdv3", ("e:2379",))
-
-
 @pytest.mark.parametrize(
     ("line", "environ", "endpoints", "named_by"),
     [
@@ -165,6 +162,8 @@ ETCD = ("etcdv3", ("e:2379",))
             ("e:1",),
             "PADDLE_MASTER",
         ),
+        ("--np 2:4 --rdzv-backend etcd --master etcd://e:1", {}, ("e:1",), "--master"),
+        ("--np 2:4 --rdzv-endpoint e:1 --elastic_server e:1", {}, ("e:1",), "--elastic_server"),
         ("--np 2:4 --rdzv-backend etcd --rdzv-endpoint e:1", {"PADDLE_TRAINERS": "a,b"}, ("e:1",), "--rdzv-endpoint"),
     ],
 )
