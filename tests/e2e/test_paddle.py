@@ -59,14 +59,14 @@ while True:
     dist.all_reduce(one)
     assert one.item() == 2.0
     print(f"generation {generation} rank {rank} step", flush=True)
-    LAST
+    # then
     time.sleep(0.05)
 """
 
 
 def test_killed_worker_without_etcd(launch, script):
     """kill -9 of a worker: both ranks go on in the next generation, which paddle's own launcher does not reach."""
-    job = launch(*PADDLE, "--max_restart", 1, script(STEPS.replace("LAST", "if generation == '2': break")))
+    job = launch(*PADDLE, "--max_restart", 1, script(STEPS.replace("# then", "if generation == '2': break")))
     pid = int(job.seen(r"generation 1 restarts 0 rank 1 pid (\d+)")[1])
     job.seen("generation 1 rank 0 step")
     os.kill(pid, signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_killed_worker_without_etcd(launch, script):
 def test_codes_that_ask_for_a_restart(launch, script, code):
     """They are followed, with no restart allowed, and not counted: the third generation still has restart count 0."""
     last = f"if generation == '3': break\n    if rank == 1: sys.exit({code})"
-    job = launch(*PADDLE, "--max-restarts", 0, script(STEPS.replace("LAST", last)))
+    job = launch(*PADDLE, "--max-restarts", 0, script(STEPS.replace("# then", last)))
     job.seen("generation 3 restarts 0 rank 0")
     assert job.finish() == 0, job.text
     job.seen(f"exited with code {code}, by which it asks to be started again; not charged", times=2)
