@@ -75,7 +75,7 @@ def _launch(options: dict[str, str], words: tuple[str, ...]) -> int:
 
         return _print(describe(plan, os.environ))
     if plan.node.output.log_dir is not None:
-        make_folder(values["log-dir"])
+        make_folder(plan.node.output.log_dir, next(row.origin for row in plan.sources if row.name == "log-dir"))
     from elastic_adapter.launchers.run import launch
 
     return launch(plan)

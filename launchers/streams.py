@@ -70,13 +70,11 @@ def filters(text: str) -> tuple[str, ...]:
     return tuple(item.replace("\0", ",") for item in items if item)
 
 
-def make_folder(given: Given) -> None:
-    """Does nothing where only a variable of Paddle's names the folder: that is made with the first file in it."""
-    if given.text is None:
-        return
+def make_folder(folder: str, origin: str) -> None:
     try:
-        os.makedirs(given.text, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
+        given = Given("log-dir", folder, origin)
         raise given.wrong("a folder that can be made", error.strerror or str(error)) from error
 
 

@@ -17,7 +17,7 @@ from elastic_adapter.launchers.command_line import parse
 from elastic_adapter.launchers.devices import Gpu, Machine
 from elastic_adapter.launchers.plan import LaunchPlan
 from elastic_adapter.launchers.resolve import resolve
-from elastic_adapter.launchers.settings import Given, read
+from elastic_adapter.launchers.settings import read
 from elastic_adapter.launchers.streams import make_folder
 
 MACHINE = Machine(
@@ -215,10 +215,10 @@ def test_output(line: str, console: tuple[int, ...], files: tuple[int, ...]) -> 
 
 def test_log_folder(folder: Path) -> None:
     """The folder is made when the job starts; where that fails, one line says why."""
-    make_folder(Given("log-dir", "a/b", "flag --log-dir"))
+    make_folder("a/b", "flag --log-dir")
     assert (folder / "a" / "b").is_dir()
     with pytest.raises(UserError, match="--log-dir: expected a folder that can be made, got '/proc/logs'"):
-        make_folder(Given("log-dir", "/proc/logs", "flag --log-dir"))
+        make_folder("/proc/logs", "flag --log-dir")
 
 
 def test_output_texts() -> None:
