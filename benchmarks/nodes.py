@@ -1,7 +1,7 @@
-"""Three nodes of one worker each, all on this machine: what it takes until the world is whole again.
+"""Launchers with their workers, all on this machine: what it takes until the world is whole again.
 
-Ours meet at a real etcd, torchrun's at the c10d store of the one that is started first. By itself this file runs one
-side of one case and writes nothing: ``benchmarks/nodes.py ours node-killed [TIMES]``.
+Ours meet at a real etcd, torchrun's at the c10d store of the one that is started first, Paddle's at the same etcd. By
+itself this file runs one side of one case and writes nothing: ``benchmarks/nodes.py ours node-killed [TIMES]``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ sys.path.append(str(HERE.parent / "tests"))
 from helpers.etcd_servers import cluster, free_ports
 
 OURS, THEIRS = "ours", "theirs"
+TORCH, PADDLE = "torch", "paddle"
 NAMES = ("n1", "n2", "n3")
-# A worker that lost its peers fails, and torchrun counts that as a restart.
-FLAGS = ("--nnodes", "2:3", "--nproc-per-node", "1", "--max-restarts", "10")
 
 
 class Never(Exception):
@@ -119,16 +118,34 @@ class Node:
         self.process.wait(10)
 
 
+@functools.cache
+def etcd3_folder() -> str:
+    """What Paddle's launcher needs to talk to etcd, and what can't be installed beside anything of today."""
+    folder = tempfile.mkdtemp(prefix="bench-etcd3-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    install = (sys.executable, "-m", "pip", "install", "--quiet", "--target", folder)
+    subprocess.run([*install, "etcd3==0.12.0", "protobuf==3.20.3"], check=True, timeout=300, stderr=subprocess.DEVNULL)
+    return folder
+
+
 class Job:
-    def __init__(self, side: str, *flags: str) -> None:
-        self.side, self.flags = side, flags
+    """One worker on each of 2 to 3 nodes, or two on a node of their own."""
+
+    def __init__(
+        self, side: str, *flags: str, framework: str = TORCH, alone: bool = False, restarts: bool = True
+    ) -> None:
+        self.side, self.flags, self.framework, self.alone = side, flags, framework, alone
+        # Paddle's launcher restarts nothing without an etcd, even on a single node.
+        self.restarts = restarts
         self.id = f"bench-{uuid.uuid4().hex[:8]}"
         self.nodes: dict[str, Node] = {}
 
     def __enter__(self) -> Job:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         (self.port,) = free_ports(1)
-        if self.side == OURS:
+        if self.framework == PADDLE and self.side == THEIRS:
+            etcd3_folder()
+        if self.side == OURS or self.framework == PADDLE:
             etcd()
         return self
 
@@ -146,17 +163,38 @@ class Job:
             shutil.rmtree(self.folder)
 
     def start(self, name: str) -> Node:
+        env = {"BENCH_FOLDER": str(self.folder), "BENCH_NODE": name}
         if self.side == OURS:
-            command = [str(BIN / "elastic-launch"), "--framework", "torch", "--node-id", name]
-            place = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd())
+            command = [*self._ours(name), *self.flags]
+        elif self.framework == TORCH:
+            command, env = [*self._torchrun(), *self.flags], {**env, **THEIR_ENV}
         else:
-            command = [str(BIN / "torchrun")]
-            place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}")
-        where = ("--rdzv-id", self.id, *place, "--local-addr", "127.0.0.1")
-        env = {"BENCH_FOLDER": str(self.folder), "BENCH_NODE": name, **(THEIR_ENV if self.side == THEIRS else {})}
-        argv = [*command, *FLAGS, *where, *self.flags, str(SCRIPTS / "steps.py")]
+            command, env = [*self._paddle_launch(name), *self.flags], {**env, "PYTHONPATH": etcd3_folder()}
+        argv = [*command, str(SCRIPTS / {TORCH: "steps.py", PADDLE: "paddle_steps.py"}[self.framework])]
         self.nodes[name] = Node(argv, env, self.folder / f"{name}.log")
         return self.nodes[name]
+
+    def _ours(self, name: str) -> list[str]:
+        command = [str(BIN / "elastic-launch"), "--framework", self.framework, "--max-restarts", "10"]
+        if self.alone:
+            return [*command, "--nproc-per-node", "2"]
+        meet = ("--rdzv-id", self.id, "--rdzv-backend", "etcd", "--rdzv-endpoint", etcd(), "--local-addr", "127.0.0.1")
+        return [*command, "--node-id", name, "--nnodes", "2:3", "--nproc-per-node", "1", *meet]
+
+    def _torchrun(self) -> list[str]:
+        # A worker that lost its peers fails, and torchrun counts that as a restart.
+        command = [str(BIN / "torchrun"), "--nnodes", "2:3", "--nproc-per-node", "1", "--max-restarts", "10"]
+        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}")
+        return [*command, "--rdzv-id", self.id, *meet, "--local-addr", "127.0.0.1"]
+
+    def _paddle_launch(self, name: str) -> list[str]:
+        nodes, workers = ("1", "2") if self.alone else ("2:3", "1")
+        meet = ("--master", f"etcd://{etcd()}", "--job_id", self.id, "--max_restart", "10", "--elastic_level", "1")
+        return [
+            *(sys.executable, "-m", "paddle.distributed.launch", "--nnodes", nodes, "--nproc_per_node", workers),
+            *("--host", "127.0.0.1", "--log_dir", str(self.folder / f"{name}-logs")),
+            *(() if self.alone and not self.restarts else meet),
+        ]
 
     def start_in_order(self, *names: str) -> None:
         """The first one leads, or has the store, before there is another."""
@@ -167,7 +205,7 @@ class Job:
             self.start(name)
 
     def is_led(self) -> bool:
-        if self.side == THEIRS:
+        if self.side == THEIRS and self.framework == TORCH:
             return listens(self.port)
         words = ("--endpoints", etcd(), "get", "", "--prefix", "--keys-only")
         keys = subprocess.run([BIN / "etcdctl", *words], capture_output=True, text=True, timeout=20, check=True).stdout
@@ -184,16 +222,21 @@ class Job:
         time.sleep(1.0 if self.side == OURS else 3.0)
 
     def world(self, size: int, names: list[str], since: float) -> float:
-        """Wait for the first all_reduce of a world of that size on all these nodes; when the last of them had it."""
-        path = self.folder / "events"
+        """Wait for the first all_reduce of a world of that size on all these nodes; when the last rank had it."""
 
         def seen() -> float | None:
-            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            events = [Event.of(line) for line in lines if line.endswith("\n")]
-            firsts = {event.node: event.at for event in reversed(events) if event.world == size and event.at >= since}
-            return max(firsts[name] for name in names) if all(name in firsts for name in names) else None
+            events = self.events()
+            fresh = [event for event in reversed(events) if event.world == size and event.at >= since]
+            firsts = {event.rank: event for event in fresh}
+            whole = len(firsts) == size and {event.node for event in firsts.values()} == set(names)
+            return max(event.at for event in firsts.values()) if whole else None
 
         return self.wait_for(seen, f"the world of {size}", names)
+
+    def events(self) -> list[Event]:
+        path = self.folder / "events"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [Event.of(line) for line in lines if line.endswith("\n")]
 
     def wait_for(self, seen: Callable[[], object], what: str, names: list[str]) -> object:
         end = time.time() + PATIENCE_S
@@ -214,17 +257,17 @@ class Job:
         return Never(outcome)
 
 
-def lost(side: str, victim: str, end: Callable[[Node], float]) -> float:
+def lost(side: str, victim: str, end: Callable[[Node], float], framework: str = TORCH) -> float:
     """Three nodes train, one goes: to the first all_reduce of the world of the other two on both."""
-    with Job(side) as job:
+    with Job(side, framework=framework) as job:
         job.start_in_order(*NAMES)
         job.settle(3)
         at = end(job.nodes[victim])
         return job.world(2, [name for name in NAMES if name != victim], at) - at
 
 
-def node_killed(side: str) -> float:
-    return lost(side, "n3", lambda node: node.signal_all(signal.SIGKILL))
+def node_killed(side: str, framework: str = TORCH) -> float:
+    return lost(side, "n3", lambda node: node.signal_all(signal.SIGKILL), framework)
 
 
 def coordinator_killed(side: str) -> float:
@@ -244,9 +287,10 @@ def silent_node(side: str) -> float:
     return lost(side, "n3", lambda node: node.signal_all(signal.SIGSTOP))
 
 
-def scale_up(side: str) -> float:
+def scale_up(side: str, framework: str = TORCH) -> float:
     """Two nodes train, a third is started: from there to the first all_reduce of the world of three on all."""
-    with Job(side, *(("--quiet-time", "0") if side == OURS else ("--rdzv-conf", "last_call_timeout=1"))) as job:
+    their_flags = {TORCH: ("--rdzv-conf", "last_call_timeout=1"), PADDLE: ("--elastic_timeout", "5")}[framework]
+    with Job(side, *(("--quiet-time", "0") if side == OURS else their_flags), framework=framework) as job:
         job.start_in_order(*NAMES[:2])
         job.settle(2)
         third = job.start(NAMES[2])
@@ -260,14 +304,34 @@ def first_start(side: str) -> float:
         return job.world(3, list(NAMES), begin) - begin
 
 
+def two_workers(side: str) -> float:
+    """One node of two workers is started: from there to the first all_reduce on both."""
+    with Job(side, framework=PADDLE, alone=True, restarts=False) as job:
+        begin = job.start("n1").started
+        return job.world(2, ["n1"], begin) - begin
+
+
+def worker_killed(side: str) -> float:
+    """kill -9 of rank 1 of two workers on one node: to the first all_reduce on both that take their places."""
+    with Job(side, framework=PADDLE, alone=True) as job:
+        job.start("n1")
+        job.settle(2)
+        (pid,) = [event.pid for event in job.events() if event.rank == 1]
+        at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return job.world(2, ["n1"], at) - at
+
+
 @dataclass(frozen=True)
 class Measure:
     name: str
     what: str
     run: Callable[[str], float]
     target: str
-    # How often at most torchrun is tried where it is known to fail.
+    # How often at most the other side is tried where it is known to fail.
     their_times: int | None = None
+    # How often at least ours is, where it counts that it never fails.
+    our_times: int = 0
 
 
 MEASURES = [
@@ -288,10 +352,29 @@ MEASURES = [
 ]
 
 
+PADDLE_MEASURES = [
+    Measure("paddle-launch", "start of 1 node x 2, to the first all_reduce", two_workers, "at most 0.6x"),
+    Measure("paddle-worker-killed", "kill -9 of one of 2 workers, to the next world", worker_killed, "at most 0.05x"),
+    Measure(
+        "paddle-pod-killed",
+        "kill -9 of all of one of 3 pods, to the world of 2",
+        functools.partial(node_killed, framework=PADDLE),
+        "at most 0.02x",
+        our_times=20,
+    ),
+    Measure(
+        "paddle-scale-up",
+        "start of a third pod, to the world of 3",
+        functools.partial(scale_up, framework=PADDLE),
+        "at most 0.25x",
+    ),
+]
+
+
 def main() -> None:
     side, name, times = [*sys.argv[1:], "1"][:3]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    (measure,) = [measure for measure in MEASURES if measure.name == name]
+    (measure,) = [measure for measure in (*MEASURES, *PADDLE_MEASURES) if measure.name == name]
     for _ in range(int(times)):
         try:
             print(f"{measure.run(side):.3f} s", flush=True)

@@ -25,8 +25,8 @@ class PaddleAdapter:
     log_dir: str = ""
     name: str = "paddle"
     preload: tuple[str, ...] = ("paddle", "paddle.distributed", "paddle.distributed.fleet")
-    # Workers of other ranks wait for rank 0's store by themselves.
-    hook: str | None = os.path.join(os.path.dirname(os.path.abspath(__file__)), "patience.py")
+    # What makes rank 0's store quick to reach.
+    hook: str | None = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store.py")
     head_start_s: float = 0.0
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:
