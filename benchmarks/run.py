@@ -1,4 +1,4 @@
-"""torchrun and elastic-launch, side by side: ``make bench``.
+"""torchrun, Paddle's launcher and elastic-launch, side by side: ``make bench``.
 
 Each case runs both launchers in turns on the same script, on this machine, and compares medians. Seconds are
 of this machine and day; ratios are what counts. Results are written to benchmarks/results.md.
@@ -191,6 +191,7 @@ class Case:
     unit: str = "s"
     other: str = "torchrun"
     their_times: int | None = None
+    our_times: int = 0
 
 
 CASES = [
@@ -267,16 +268,20 @@ CASES = [
 ]
 
 
-NODE_CASES = [
-    Case(
+def case_of(measure: nodes.Measure, other: str) -> Case:
+    return Case(
         f"{measure.name}: {measure.what}",
         functools.partial(measure.run, nodes.OURS),
         functools.partial(measure.run, nodes.THEIRS),
         measure.target,
+        other=other,
         their_times=measure.their_times,
+        our_times=measure.our_times,
     )
-    for measure in nodes.MEASURES
-]
+
+
+NODE_CASES = [case_of(measure, "torchrun") for measure in nodes.MEASURES]
+PADDLE_CASES = [case_of(measure, "paddle.distributed.launch") for measure in nodes.PADDLE_MEASURES]
 
 
 @dataclass
@@ -336,11 +341,12 @@ def shown(samples: list[float | str], unit: str) -> str:
 def measure(case: Case, times: int) -> Result:
     result = Result(case)
     assert case.theirs is not None
-    for turn in range(times):
+    their_times = times if case.their_times is None else min(times, case.their_times)
+    for turn in range(max(times, case.our_times)):
         # Whoever goes first changes with each turn.
         order = [(case.theirs, result.theirs), (case.ours, result.ours)]
         for run, samples in order if turn % 2 == 0 else reversed(order):
-            if run is case.theirs and case.their_times is not None and turn >= case.their_times:
+            if run is case.theirs and turn >= their_times:
                 continue
             try:
                 samples.append(run())
@@ -352,6 +358,7 @@ def measure(case: Case, times: int) -> Result:
 
 TABLE = ["| case | elastic-launch: median (range) | other side | ratio | to reach | |", "|---|---|---|---|---|---|"]
 SEVERAL_NODES = "## Several nodes"
+PADDLE = "## Paddle"
 
 
 def several_nodes(results: list[Result]) -> list[str]:
@@ -361,6 +368,20 @@ def several_nodes(results: list[Result]) -> list[str]:
         "Three launchers of one worker each, all on this machine: ours with one etcd, torchrun with its c10d store",
         "on the node that is started first. Workers do a step every 5 ms, and standbys are ready. A silent node is",
         "lost with its lease of 5 s. Where torchrun loses the job or does not go on in 90 s, it is tried less often.",
+        "",
+        *TABLE,
+        *(result.row() for result in results),
+        "",
+    ]
+
+
+def with_paddle(results: list[Result]) -> list[str]:
+    return [
+        PADDLE,
+        "",
+        "The same script on both sides, paddlepaddle with gloo. Ours restarts a worker of a single node without an etcd;",
+        "Paddle's launcher is given one for that, because without one it never does. Three pods of one worker each meet at",
+        "the same etcd; elastic_timeout is Paddle's default of 30 s where a pod is killed, and 5 s where one is added.",
         "",
         *TABLE,
         *(result.row() for result in results),
@@ -383,6 +404,7 @@ def report(results: list[Result], times: int) -> str:
         *(result.row() for result in results if result.case in CASES),
         "",
         *several_nodes([result for result in results if result.case in NODE_CASES]),
+        *with_paddle([result for result in results if result.case in PADDLE_CASES]),
         "## All samples",
         "",
         *(result.samples() for result in results),
@@ -394,9 +416,11 @@ def report(results: list[Result], times: int) -> str:
 
 def renew(text: str, results: list[Result]) -> str:
     """The results with these cases' lines in the place of their older ones."""
-    if SEVERAL_NODES not in text:
-        empty = [Result(case) for case in NODE_CASES]
-        text = text.replace("## All samples\n", "\n".join([*several_nodes(empty), "## All samples\n"]))
+    for heading, cases, table in ((SEVERAL_NODES, NODE_CASES, several_nodes), (PADDLE, PADDLE_CASES, with_paddle)):
+        if heading in text:
+            continue
+        empty = [Result(case) for case in cases]
+        text = text.replace("## All samples\n", "\n".join([*table(empty), "## All samples\n"]))
         samples = "\n".join(result.samples() for result in empty)
         text = re.sub(r"(?<=\n)\n+(?=## Where)", f"{samples}\n\n", text)
     fresh = {f"| {result.case.name} |": result.row() for result in results}
@@ -417,7 +441,7 @@ def main() -> int:
     args = parser.parse_args()
     # However it ends, nodes and servers are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    chosen = [case for case in (*CASES, *NODE_CASES) if args.only in case.name]
+    chosen = [case for case in (*CASES, *NODE_CASES, *PADDLE_CASES) if args.only in case.name]
     results = [measure(case, args.times) for case in chosen]
     written = HERE / "results.md"
     written.write_text(renew(written.read_text(), results) if args.only else report(results, args.times))

@@ -116,7 +116,7 @@ port, found = int(os.environ["PADDLE_MASTER"].rpartition(":")[2]), []
 for fd in os.listdir("/proc/self/fd"):
     try:
         with socket.socket(fileno=os.dup(int(fd))) as each:
-            if port in (each.getsockname()[1], each.getpeername()[1]):
+            if each.family == socket.AF_INET and port in (each.getsockname()[1], each.getpeername()[1]):
                 found.append(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
     except OSError:
         continue
