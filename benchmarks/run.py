@@ -379,9 +379,10 @@ def with_paddle(results: list[Result]) -> list[str]:
     return [
         PADDLE,
         "",
-        "The same script on both sides, paddlepaddle with gloo. Ours restarts a worker of a single node without an etcd;",
-        "Paddle's launcher is given one for that, because without one it never does. Three pods of one worker each meet at",
-        "the same etcd; elastic_timeout is Paddle's default of 30 s where a pod is killed, and 5 s where one is added.",
+        "The same script on both sides, paddlepaddle with gloo. Ours restarts a worker of a single node without an",
+        "etcd; Paddle's launcher is given one for that, because without one it never does. Three pods of one worker",
+        "each meet at the same etcd; elastic_timeout is Paddle's default of 30 s where a pod is killed, and 5 s where",
+        "one is added.",
         "",
         *TABLE,
         *(result.row() for result in results),
