@@ -58,6 +58,7 @@ def main() -> None:
             return
         start = answer["start"]
         _set_environment(start)
+        _tell_hooks()
     _run(channel, "package" if package else mode, target, start["args"])
 
 
@@ -95,11 +96,33 @@ class _QuickImport:
         return spec
 
 
+# The namespaces of the adapter's hooks that have been run.
+_hooks: list[dict[str, object]] = []
+
+
 def _run_hook(path: str) -> None:
     """Run a file of the adapter's; what fails in it is no reason to fail."""
-    try:
+    namespace: dict[str, object] = {"__name__": "elastic_adapter_hook", "__file__": path}
+
+    def run() -> None:
         with open(path, encoding="utf-8") as file:
-            exec(compile(file.read(), path, "exec"), {"__name__": "elastic_adapter_hook", "__file__": path})
+            exec(compile(file.read(), path, "exec"), namespace)
+
+    _try(path, run)
+    _hooks.append(namespace)
+
+
+def _tell_hooks() -> None:
+    """A standby has learnt its place."""
+    for namespace in _hooks:
+        woken = namespace.get("woken")
+        if callable(woken):
+            _try(str(namespace["__file__"]), woken)
+
+
+def _try(path: str, work: Callable[[], object]) -> None:
+    try:
+        work()
     except Exception as error:
         sys.stderr.write(f"elastic-launch: {path}: {type(error).__name__}: {error}\n")
 

@@ -26,7 +26,7 @@ class PaddleAdapter:
     name: str = "paddle"
     preload: tuple[str, ...] = ("paddle", "paddle.distributed", "paddle.distributed.fleet")
     # What makes rank 0's store quick to reach.
-    hook: str | None = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store.py")
+    hook: str | None = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook.py")
     head_start_s: float = 0.0
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:

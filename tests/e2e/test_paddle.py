@@ -132,6 +132,25 @@ print(f"connections {len(found)} quick {all(found)}", flush=True)
     assert "Retry to connect" not in job.text
 
 
+def test_only_rank_0_logs_for_all(launch, script):
+    """What paddle decides by the rank while it is imported is the same in woken standbys, which have none then."""
+    text = """
+import logging, os, time
+import paddle
+if os.environ["ELASTIC_GENERATION"] == "1":
+    print("up", os.getpid(), flush=True)
+    time.sleep(600)
+print(f"rank {os.environ['PADDLE_TRAINER_ID']} handlers {len(logging.getLogger('hapi').handlers)}", flush=True)
+"""
+    job = launch(*PADDLE, script(text))
+    job.seen("standbys are ready")
+    os.kill(int(job.seen(r"up (\d+)")[1]), signal.SIGKILL)
+    assert job.finish() == 0, job.text
+    job.seen("2 of them from standby")
+    job.seen("rank 0 handlers 1")
+    job.seen("rank 1 handlers 0")
+
+
 POD = """
 import os, sys, time
 folder = os.environ["WORK"]

@@ -590,3 +590,66 @@ def test_wake_can_remove_variables(guarded, place):
             return await child.ended()
 
     assert asyncio.run(main()).stdout == "None\nunset\n"
+
+
+class TestHook:
+    """An adapter's file that runs in the worker when the framework is there."""
+
+    @pytest.fixture
+    def program(self, place):
+        (place / "framework.py").write_text("value = 'plain'")
+        (place / "program.py").write_text("import framework; print('script:', framework.value)")
+        (place / "hook.py").write_text(
+            "import os, sys\n"
+            "print('hook:', os.environ.get('RANK'))\n"
+            "sys.modules['framework'].value = 'changed'\n"
+            "def woken(): print('woken:', os.environ['RANK'])\n"
+        )
+        return {**script("program.py").wire, "framework": "framework", "hook": str(place / "hook.py")}
+
+    def test_in_a_cold_worker(self, guarded, program):
+        """It runs right after the framework's import, and needs not be told of the place, which is known."""
+
+        async def main():
+            async with guarded() as ward:
+                return await (await ward.cold(program, set={"RANK": "3"})).ended()
+
+        ended = asyncio.run(main())
+        assert (ended.how, ended.stdout, ended.stderr) == (0, "hook: 3\nscript: changed\n", "")
+
+    def test_in_a_standby(self, guarded, program):
+        """It runs while the standby gets ready, and is told when the place is known."""
+
+        async def main():
+            async with guarded() as ward:
+                child = await ward.standby(program, "framework", unset=("RANK",))
+                await child.message("ready")
+                ward.wake(child, RANK="5")
+                return await child.ended()
+
+        ended = asyncio.run(main())
+        assert (ended.how, ended.stdout, ended.stderr) == (0, "hook: None\nwoken: 5\nscript: changed\n", "")
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("raise ValueError('at once')", "ValueError: at once"),
+            ("def woken(): raise KeyError('later')", "KeyError: 'later'"),
+            ("def broken(", "SyntaxError"),
+        ],
+    )
+    def test_that_fails(self, guarded, place, program, text, words):
+        """A line on stderr, and the script runs as without it."""
+        (place / "hook.py").write_text(text)
+
+        async def main():
+            async with guarded() as ward:
+                child = await ward.standby(program, "framework")
+                await child.message("ready")
+                ward.wake(child, RANK="5")
+                return await child.ended()
+
+        ended = asyncio.run(main())
+        assert (ended.how, ended.stdout) == (0, "script: plain\n")
+        assert ended.stderr.startswith(f"elastic-launch: {place}/hook.py: {words}")
+        assert ended.stderr.count("\n") == 1

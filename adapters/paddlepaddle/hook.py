@@ -4,10 +4,13 @@ Paddle's client sleeps for three seconds when it is refused once: here a worker 
 paddle's own function when somebody listens. And each of its requests is written in several pieces to a socket that
 waits for an answer to the first (Nagle's algorithm, against a delayed acknowledgement), 40 ms every time: here the
 store's connections do not wait. Standard library only; a script sees no difference but the time.
+
+``woken`` is called when a standby learns its place: it undoes what the import did for want of a rank.
 """
 
 import contextlib
 import functools
+import logging
 import os
 import socket
 import sys
@@ -17,6 +20,12 @@ from types import ModuleType
 _LOOK_EVERY_S = 0.005
 # After this time paddle's own patience, and its words, take over.
 _LONGEST_S = 60.0
+
+
+def woken() -> None:
+    """Only rank 0 logs to the console what paddle.Model tells; without a rank, paddle takes itself for rank 0."""
+    if os.environ.get("PADDLE_TRAINER_ID", "0") != "0":
+        logging.getLogger("hapi").handlers.clear()
 
 
 def _quicken(core: ModuleType) -> None:
