@@ -597,7 +597,8 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
         return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"))
     until = _doubt_until(job)
     if until is not None and now >= until:
-        return _try_to_form(replace(job, doubtful=()), now)
+        # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
+        return _try_to_form(replace(job, doubtful=(), broken=True), now)
     reminded = replace(phase, remind_at=now + _REMIND_S)
     return replace(job, phase=reminded), (Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}"),)
 
