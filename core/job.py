@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from typing import TypeAlias
 
+from elastic_adapter.core.blame import earlier
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
@@ -504,11 +505,10 @@ def _may_be_collateral(job: Job, exit: WorkerExit) -> bool:
 def _suspect(job: Job, phase: Running, exit: WorkerExit, now: float) -> Step:
     """The first failure waits a moment; those after it are its consequences or have the same cause.
 
-    The first heard of need not be the first: nodes' clocks tell people which to look at.
+    The first heard of need not be the first.
     """
     if phase.suspect is not None:
-        earlier = exit.at < phase.suspect.at
-        return (replace(job, phase=replace(phase, suspect=exit)) if earlier else job), ()
+        return (replace(job, phase=replace(phase, suspect=exit)) if earlier(exit, phase.suspect) else job), ()
     phase = replace(phase, suspect=exit, judge_at=now + job.config.blame_s)
     return replace(job, phase=phase, broken=True), ()
 

@@ -19,6 +19,7 @@ PURE = {
     "events",
     "membership",
     "world",
+    "blame",
     "restart",
     "levels",
     "job",
@@ -26,7 +27,7 @@ PURE = {
     "isolation",
     "succession",
 }
-PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "signal", "typing"}
+PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "re", "signal", "typing"}
 # Pure but for the calendar and for JSON: they format values for people and for etcd.
 ALMOST_PURE = {"summary": {"time"}, "ports": set(), "codec": {"json"}}
 # Each owns one outside thing; decides nothing.

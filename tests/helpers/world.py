@@ -30,7 +30,7 @@ def receive(sock):
         if not more and "hang" in options:
             time.sleep(3600)
         if not more:
-            sys.exit(f"rank {rank}: a peer is gone")
+            sys.exit(f"rank {rank}: connection closed by peer")
         data += more
     return int.from_bytes(data, "big")
 
