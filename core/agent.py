@@ -195,7 +195,8 @@ class Agent:
                 name = signal_name(self._signal)
                 return Stopped(f"{name} on {self._node.node}; no leader of the job answered", self._signal, alone=True)
             case GuardEnded():
-                return Failed("the guard process ended; all workers were ended with it")
+                among_others = self._assignment is not None and self._assignment.group_size > 1
+                return Failed("the guard process ended; all workers were ended with it", alone=among_others)
             case _:
                 assert_never(incident)
         return None

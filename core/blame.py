@@ -27,5 +27,5 @@ def follows(exit: WorkerExit) -> int:
 
 
 def earlier(one: WorkerExit, other: WorkerExit) -> bool:
-    """Whether the first is rather the cause: by what it looks like, then by the clock, which nodes read for themselves."""
+    """Whether the first is rather the cause: by what it looks like, then by the clock (each node's own)."""
     return (follows(one), one.at) < (follows(other), other.at)

@@ -36,6 +36,8 @@ _LAST_WORDS_S = 3.0
 GIVE_UP_S = 600.0
 # An etcd of the job's own that crashed is back sooner than this.
 _EMBEDDED_S = 10.0
+# How often it is said that etcd is out of reach.
+_SAY_AGAIN_S = 60.0
 # How long a node's name may be held by an agent that does not answer: its lease, and what etcd takes to notice.
 _NAME_S = 3.0
 
@@ -58,7 +60,7 @@ class ClusterSession:
         self._config = config
         self._etcd = lease_etcd
         self._registry = registry
-        self._keeper = LeaseKeeper(lease_etcd, config.lease_s, self._register, self._look_again)
+        self._keeper = LeaseKeeper(lease_etcd, config.lease_s, self._register, registry.check_run, self._look_again)
         self._address = address
         self._listen = listen
         # Whether etcd is run by a node of the job: one that is gone for long does not come back with its data.
@@ -75,7 +77,9 @@ class ClusterSession:
         self._changed = asyncio.Event()
         self._head_changed = asyncio.Event()
         self._cut_off = False
-        self._etcd_answered = True
+        # What was last said of etcd, and when it is said again.
+        self._said = ""
+        self._say_at = 0.0
 
     @property
     def node(self) -> str:
@@ -219,19 +223,31 @@ class ClusterSession:
                 await self._step_down()
             elif self._coordinator is not None and not self._keeper.answers:
                 self._coordinator.registry_is_silent()
+            if self._said:
+                due = min(due, self._say_at)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.0, due - now))
 
     def _tell_of_etcd(self) -> None:
-        if self._keeper.answers != self._etcd_answered:
-            self._etcd_answered = self._keeper.answers
-            if self._etcd_answered:
+        words, now = self._trouble(), time.monotonic()
+        if words != self._said or (words and now >= self._say_at):
+            if words:
+                log.warning("%s", words)
+            elif self._said:
                 log.info("etcd answers again")
-            else:
-                log.warning(
-                    "etcd does not answer: a world that is whole trains on for %g s (--isolation-timeout)",
-                    self._config.isolation_s,
-                )
+            self._said, self._say_at = words, now + _SAY_AGAIN_S
+
+    def _trouble(self) -> str:
+        """What is wrong with etcd; empty: nothing."""
+        keeper = self._keeper
+        if keeper.answers or keeper.replaced is not None:
+            return ""
+        limit = f"workers that run go on, for at most {self._config.isolation_s:g} s (--isolation-timeout)"
+        if keeper.forgot:
+            return f"etcd does not know of this job, as if it had lost its data: nothing can be committed; {limit}"
+        if self._embedded and self._link is None:
+            return f"the node that runs the job's etcd is out of reach: without it the job ends in {_EMBEDDED_S:g} s"
+        return f"etcd does not answer: nothing can be committed; {limit}"
 
     def _judge(self, node: Node, now: float) -> float:
         """Act on what our ties are like; when to look again."""

@@ -42,6 +42,8 @@ _LOOK_AGAIN_S = (0.0, 0.01, 0.03, 0.1)
 _KEEP_LOOKING_S = 0.5
 # An etcd that refuses at once is asked again no sooner than this.
 _COMMIT_AGAIN_S = 0.1
+# How long the end of a job waits for etcd.
+_CONCLUDE_S = 8.0
 
 
 class Coordinator:
@@ -239,13 +241,28 @@ class Coordinator:
                     await self._registry.commit(self.epoch, record)
                     self._record = record
             case Conclude(outcome=outcome):
-                await self._commit(replace(self._record, outcome=outcome, ended_at=time.time()))
+                await self._conclude(replace(self._record, outcome=outcome, ended_at=time.time()))
             case Send(node=node, directive=directive):
                 self._send(node, directive)
             case Tell(reason=reason):
                 log.info("%s", reason)
             case _:
                 assert_never(command)
+
+    async def _conclude(self, record: Record) -> None:
+        """Write down the end. Where that can't be done, it is an end all the same: whoever is told of it stops."""
+        end = time.monotonic() + _CONCLUDE_S
+        while True:
+            try:
+                await self._registry.commit(self.epoch, record)
+            except OutOfReach as error:
+                if time.monotonic() >= end:
+                    log.warning("the end of the job could not be written to etcd: %s", error)
+                    break
+                await asyncio.sleep(_COMMIT_AGAIN_S)
+            else:
+                break
+        self._record = record
 
     async def _commit(self, record: Record) -> None:
         """Make it the truth. While the registry is silent the workers are stopped: their world is over anyway."""

@@ -52,6 +52,11 @@ class AnswerLost(OutOfReach):
 class EtcdRefused(OutOfReach):
     """etcd answered and refuses: wrong credentials, missing rights, a bad request. Repeating it may not help."""
 
+    @property
+    def about_us(self) -> bool:
+        """Whether it is about who we are."""
+        return any(words in str(self) for words in ("user name", "authentication", "auth token", "permission denied"))
+
 
 class Compacted(ElasticError):
     """The history that a watch was to resume from is gone. Read everything anew and watch from there."""

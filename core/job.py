@@ -713,7 +713,7 @@ def _unaccounted(job: Job) -> str | None:
     """Why the world before may still be getting on somewhere, so that no other one may begin."""
     if job.absent:
         names = ", ".join(sorted(job.absent))
-        return f"waiting for {names} to come back, or for the end of the lease"
+        return f"waiting to hear of {names}, at most until the lease ends"
     until = _doubt_until(job)
     if until is None:
         return None

@@ -22,11 +22,14 @@ class LeaseKeeper:
         etcd: Etcd,
         seconds: int,
         register: Callable[[Lease], Awaitable[None]],
+        check: Callable[[], Awaitable[None]],
         changed: Callable[[], None],
     ) -> None:
         self._etcd = etcd
         self._seconds = seconds
+        # Both raise OutOfReach, and RunOver when etcd does not know this run.
         self._register = register
+        self._check = check
         self._changed = changed
         self._asking = asyncio.Lock()
         self.lease = Lease(0, seconds)
@@ -36,6 +39,8 @@ class LeaseKeeper:
         self.acked_at = time.monotonic()
         # Whether etcd answers, and still knows of this run: one that lost its data counts as silent.
         self.answers = True
+        # Whether it answers without knowing of this run.
+        self.forgot = False
         # Set for good when the job has a newer run.
         self.replaced: RunOver | None = None
 
@@ -56,23 +61,27 @@ class LeaseKeeper:
         self.count += 1
 
     async def _ask(self) -> bool:
-        before = (self.answers, self.count, self.replaced)
+        before = self._state()
         sent = time.monotonic()
         try:
             if self.lease.id == 0 or await self._etcd.keep_alive(self.lease.id) == 0:
                 await self._enrol()
             else:
+                await self._check()
                 self.acked_at = sent
-            self.answers = True
+            self.answers, self.forgot = True, False
         except OutOfReach:
-            self.answers = False
+            self.answers = self.forgot = False
         except RunOver as over:
-            self.answers = False
+            self.answers, self.forgot = False, True
             if over.replaced:
                 self.replaced = over
-        if before != (self.answers, self.count, self.replaced):
+        if before != self._state():
             self._changed()
         return self.answers
+
+    def _state(self) -> tuple[object, ...]:
+        return self.answers, self.forgot, self.count, self.replaced
 
     async def _enrol(self) -> None:
         """Register under a new lease. Raises OutOfReach, RunOver."""

@@ -36,10 +36,7 @@ def tls_trouble(address: str, credentials: Credentials, within_s: float = 2.0) -
     """Why a TLS handshake with these credentials fails, in words; empty where TLS is not the trouble."""
     place = Endpoint.parse(address)
     secure = credentials.ca is not None or credentials.cert is not None
-    try:
-        context = _context(credentials) if secure else _blind_context()
-    except OSError as error:
-        return f"the files for TLS can't be used: {error}"
+    context = _context(credentials) if secure else _blind_context()
     try:
         with (
             socket.create_connection((place.host, place.port), within_s) as plain,
@@ -52,7 +49,7 @@ def tls_trouble(address: str, credentials: Credentials, within_s: float = 2.0) -
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not trusted: {error.verify_message}"
     except ssl.SSLError as error:
-        return _words(error, secure=secure)
+        return _words(error, credentials)
     except ConnectionError:
         return _NOT_TLS if secure else ""
     except OSError:
@@ -76,12 +73,33 @@ def _blind_context() -> ssl.SSLContext:
     return context
 
 
-def _words(error: ssl.SSLError, *, secure: bool) -> str:
+def check_files(credentials: Credentials) -> str | None:
+    """What is wrong with the files for TLS, in one line; None: nothing."""
+    ca, cert, key = credentials.ca, credentials.cert, credentials.key
+    try:
+        if ca is not None:
+            ssl.create_default_context(cafile=ca)
+    except OSError:
+        return f"--etcd-ca {ca}: expected certificates in PEM format, and there are none in it"
+    try:
+        if cert is not None:
+            ssl.create_default_context().load_cert_chain(cert, key)
+    except OSError as error:
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            return f"--etcd-key {key} is not the key of --etcd-cert {cert}"
+        return f"--etcd-cert {cert} and --etcd-key {key}: expected a certificate and its key, PEM, no password"
+    return None
+
+
+def _words(error: ssl.SSLError, credentials: Credentials) -> str:
+    secure = credentials.ca is not None or credentials.cert is not None
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if any(sign in reason for sign in ("wrong version number", "record layer failure", "unexpected eof")):
         return _NOT_TLS if secure else ""
     if not secure:
         return _TLS
+    if credentials.cert is not None and "certificate" in reason:
+        return f"it does not trust our certificate, --etcd-cert {credentials.cert} ({reason})"
     if "certificate required" in reason or "bad certificate" in reason:
         return "it wants a certificate that it trusts: add --etcd-cert and --etcd-key"
     return f"TLS: {reason}"

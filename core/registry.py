@@ -224,14 +224,13 @@ class EtcdRegistry:
         return _Left({each.node: each.control for each in record.world.placements})
 
     def _check(self, root: Root, settings: Mapping[str, str]) -> None:
-        for name in dict.fromkeys((*settings, *root.settings)):
-            theirs, ours = root.settings.get(name), settings.get(name)
-            if theirs != ours:
-                raise UserError(
-                    f"node {self.me.node} has --{name} {ours or 'not set'}, but this job was started by node "
-                    f"{root.node} with {theirs or 'not set'}: start all nodes with the same settings, or with "
-                    "another --rdzv-id"
-                )
+        both = dict.fromkeys((*settings, *root.settings))
+        names = [name for name in both if root.settings.get(name) != settings.get(name)]
+        if names:
+            raise UserError(
+                f"node {self.me.node} has {_listed(settings, names)}, but this job was started by node {root.node} "
+                f"with {_listed(root.settings, names)}: start all with the same settings, or with another --rdzv-id"
+            )
 
     def confirm(self, settings: Mapping[str, str]) -> None:
         """Check our settings against those of an abandoned run that we take part in after all."""
@@ -257,8 +256,11 @@ class EtcdRegistry:
         found = (await self._etcd.get(self._root)).items
         if not found:
             raise RunOver("etcd does not know this run of the job: it has lost its data", replaced=False)
-        if found[0].created != self._run or found[0].value != self._root_value:
+        if found[0].created == self._run and found[0].value == self._root_value:
+            return
+        if found[0].created > self._run:
             raise RunOver(f"a newer run ({found[0].created}) of this job has begun", replaced=True)
+        raise RunOver("etcd has lost its data, and another run of this job was begun in it", replaced=True)
 
     # Members.
 
@@ -401,8 +403,18 @@ class EtcdRegistry:
         answer = await self._etcd.transact([modified_at(self._leader, epoch)], operations, [read(self._leader)])
         if not answer.succeeded:
             found = answer.reads[0].items
+            if not found:
+                await self._check_known()
             raise Fenced(epoch, found[0].modified if found else 0)
         self._generation = generation
+
+    async def _check_known(self) -> None:
+        """An etcd that lost its data is as good as none: nobody leads in it."""
+        try:
+            await self.check_run()
+        except RunOver as over:
+            if not over.replaced:
+                raise EtcdUnavailable(str(over)) from over
 
     # Watching.
 
@@ -444,6 +456,10 @@ class EtcdRegistry:
                 for item in found.items:
                     yield Change(item, deleted=False)
                 known = there
+
+
+def _listed(settings: Mapping[str, str], names: list[str]) -> str:
+    return ", ".join(f"--{name} {settings.get(name) or 'not set'}" for name in names)
 
 
 def _leader(item: Item) -> Leader:

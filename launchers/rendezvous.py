@@ -396,7 +396,7 @@ def _etcd_spots(values: Mapping[str, Given]) -> tuple[tuple[Spot, ...], str | No
         schemes |= {scheme} if mark else set()
         spot = parsed(rest.rstrip("/") if mark else item)
         if spot is None or spot.port == 0:
-            raise given.wrong("a list of HOST:PORT")
+            raise given.wrong("a list of HOST:PORT, each port from 1 to 65535")
         spots.append(spot)
     if not schemes:
         schemes = {text for key, text in _conf(values["rdzv-conf"]).items() if key == "protocol"}

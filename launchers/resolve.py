@@ -227,7 +227,7 @@ def _name(given: Given, default: Callable[[], str]) -> str:
     if given.text is None:
         return default()
     if not given.text.strip() or not given.text.isprintable() or "/" in given.text:
-        raise given.wrong("a name without slashes")
+        raise given.wrong("a name of printable characters without slashes")
     return given.text
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import secrets
+import shutil
 import tempfile
 import time
 import uuid
@@ -69,6 +70,8 @@ def launch(plan: LaunchPlan) -> int:
     finally:
         # All is delivered, however slowly it is read; but whoever stopped the job does not want to wait for that.
         output.close(None if isinstance(outcome, Succeeded | Failed) else _CONSOLE_S)
+        # The guard has done so, unless it was killed.
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _raise_file_limit() -> None:
@@ -165,6 +168,9 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
     session: ClusterSession | None = None
     try:
         own_etcd = embedded is not None and await embedded.start(cluster.connect_s)
+        if embedded is not None:
+            said = "this node runs the job's etcd, at %s" if own_etcd else "an etcd is at %s already, and is used"
+            logging.getLogger("elastic_adapter.launch").info(said, cluster.endpoints[0])
         await _unless_signalled(parts.caught, _reach(cluster))
         clients = [Etcd(cluster.endpoints, cluster.credentials, timeout_s) for timeout_s in (2.0, plan.job.lease_s / 5)]
         me = Card(plan.node.node, "", uuid.uuid4().hex)
@@ -227,9 +233,11 @@ async def _unless_signalled(caught: list[int], coroutine: Coroutine[None, None, 
 
 async def _reach(cluster: ClusterConfig) -> None:
     """Wait until an endpoint listens. A mistake in the address is told in one line."""
-    from elastic_adapter.core.probe import probe
+    from elastic_adapter.core.probe import check_files, probe
     from elastic_adapter.core.succession import Answer
 
+    if (wrong := check_files(cluster.credentials)) is not None:
+        raise UserError(wrong)
     words = {
         Answer.REFUSED: "refuses the connection: nothing listens there",
         Answer.SILENT: "does not answer",
@@ -265,7 +273,8 @@ async def _join(session: ClusterSession, cluster: ClusterConfig) -> Ended | None
         try:
             return await session.join(dict(cluster.common), secrets.token_hex(16), guessed=cluster.node_is_guessed)
         except EtcdRefused as error:
-            raise UserError(f"{cluster.named_by} {places}: {error}") from error
+            hint = " (--etcd-user and the variable ELASTIC_ETCD_PASSWORD say who we are)" if error.about_us else ""
+            raise UserError(f"{cluster.named_by} {places}: {error}{hint}") from error
         except OutOfReach as error:
             if time.monotonic() >= end:
                 said = [await asyncio.to_thread(tls_trouble, place, cluster.credentials) for place in cluster.endpoints]

@@ -134,7 +134,7 @@ def test_a_host_that_comes_back_begins_another_run(fleet):
     left = lose_the_host(job)
     host = job.start("a")
     host.seen("this node leads the job")
-    fail_with_one_line(left, "a newer run")
+    fail_with_one_line(left, "etcd has lost its data, and another run")
     assert "it did not show the token of this run" not in host.text
 
 

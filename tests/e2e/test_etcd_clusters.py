@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from helpers.etcd_servers import binary, cluster, free_ports
+from helpers.etcd_servers import binary, cluster, secured
 from helpers.fleet import Fleet
 
 LEASE_S = 5
@@ -90,46 +90,18 @@ def test_a_node_starts_while_a_member_is_down(fleet, tmp_path):
         job.stop()
 
 
-@pytest.fixture
-def certificates(tmp_path):
-    """An authority, and one certificate for both sides, signed by it: the flags of etcdctl for them."""
-    openssl = binary("openssl")
-    folder = tmp_path / "certificates"
-    folder.mkdir()
-    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    for words in (
-        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca",
-        "req -newkey rsa:2048 -nodes -keyout key.pem -out req.pem -subj /CN=etcd",
-        "x509 -req -in req.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2 -extfile ext",
-    ):
-        subprocess.run([openssl, *words.split()], check=True, capture_output=True, cwd=folder, timeout=20)
-    return folder
-
-
 PASSWORD = "hush-7c1e9a"
 
 
 @pytest.fixture
-def guarded_etcd(tmp_path, certificates):
-    """One that takes only those with a certificate, a user and a password; its endpoint."""
-    client, peer = free_ports(2)
-    urls = f"https://127.0.0.1:{client}"
-    process = subprocess.Popen(
-        [
-            *(binary("etcd"), "--data-dir", str(tmp_path / "data"), "--log-level", "error"),
-            *("--listen-client-urls", urls, "--advertise-client-urls", urls),
-            *("--listen-peer-urls", f"http://127.0.0.1:{peer}", "--client-cert-auth"),
-            *("--trusted-ca-file", "ca.pem", "--cert-file", "cert.pem", "--key-file", "key.pem"),
-            # Shorter than a job: a token has to be asked for again.
-            *("--auth-token-ttl", "2"),
-        ],
-        cwd=certificates,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        etcdctl = [binary("etcdctl"), "--endpoints", urls, "--dial-timeout", "20s", "--command-timeout", "20s"]
-        etcdctl += ["--cacert", "ca.pem", "--cert", "cert.pem", "--key", "key.pem"]
+def guarded_etcd(tmp_path):
+    """One that takes only those with a certificate, a user and a password: its endpoint, and the flags for the files."""
+    folder = tmp_path / "guarded"
+    folder.mkdir()
+    # Tokens that live shorter than a job have to be asked for again.
+    with secured(folder, "--auth-token-ttl", "2") as (endpoint, paths):
+        etcdctl = [binary("etcdctl"), "--endpoints", f"https://{endpoint}", "--command-timeout", "20s"]
+        etcdctl += ["--cacert", paths["ca"], "--cert", paths["cert"], "--key", paths["key"]]
         for words in (
             ("user", "add", "root:root"),
             ("user", "grant-role", "root", "root"),
@@ -139,22 +111,15 @@ def guarded_etcd(tmp_path, certificates):
             ("user", "grant-role", "trainer", "jobs"),
             ("auth", "enable"),
         ):
-            subprocess.run([*etcdctl, *words], check=True, capture_output=True, cwd=certificates, timeout=30)
-        yield f"127.0.0.1:{client}"
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-def keys(certificates):
-    paths = {"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
-    return [word for name, path in paths.items() for word in (f"--etcd-{name}", certificates / path)]
+            subprocess.run([*etcdctl, *words], check=True, capture_output=True, timeout=30)
+        yield endpoint, [word for name, path in paths.items() for word in (f"--etcd-{name}", path)]
 
 
 @pytest.mark.timeout(120)
-def test_certificates_and_a_password(fleet, certificates, guarded_etcd):
+def test_certificates_and_a_password(fleet, guarded_etcd):
     """A job trains, outlives its tokens, loses a node and goes on; its password is told nowhere."""
-    job = fleet(guarded_etcd, *keys(certificates), "--etcd-user", "trainer")
+    endpoint, files = guarded_etcd
+    job = fleet(endpoint, *files, "--etcd-user", "trainer")
     job.start_in_order("a", "b", "c", env={"ELASTIC_ETCD_PASSWORD": PASSWORD, "LOGLEVEL": "DEBUG"})
     assert job.trains("a", "b", "c") == 1
     job.trains_on("abc", 1, LONG_ENOUGH_S)
@@ -170,17 +135,19 @@ def test_certificates_and_a_password(fleet, certificates, guarded_etcd):
 
 
 @pytest.mark.timeout(120)
-def test_whoever_may_not_enter_is_told_in_one_line(fleet, certificates, guarded_etcd):
-    """A wrong password, and no certificate: exit code 2, and the password is not in what is said."""
-    job = fleet(guarded_etcd, "--connect-timeout", "3")
+def test_whoever_may_not_enter_is_told_in_one_line(fleet, guarded_etcd):
+    """A wrong password, and no certificate: exit code 2, what to look at, and the password is not in what is said."""
+    endpoint, files = guarded_etcd
+    job = fleet(endpoint, "--connect-timeout", "3")
     user = ("--etcd-user", "trainer")
-    for name, flags, password in (
-        ("wrong", (*keys(certificates), *user), f"not-{PASSWORD}"),
-        ("nobody", (*keys(certificates)[:2], *user), PASSWORD),
+    for name, flags, password, hint in (
+        ("wrong", (*files, *user), f"not-{PASSWORD}", "ELASTIC_ETCD_PASSWORD"),
+        ("nobody", (*files[:2], *user), PASSWORD, "--etcd-cert"),
     ):
         node = job.start(name, *flags, env={"ELASTIC_ETCD_PASSWORD": password})
         assert node.finish() == 2, node.text
         assert len([line for line in node.lines if line.startswith("elastic-launch: error: ")]) == 1, node.text
+        assert hint in node.text
         assert "Traceback" not in node.text
         assert PASSWORD not in node.text
 

@@ -482,6 +482,56 @@ def test_workers_are_given_notice_of_a_leave(etcd, tmp_path):
             each.destroy()
 
 
+POLITE = """
+import os, signal, sys, time
+def end(*_):
+    os.write(1, b"told to end\\n")
+    time.sleep(1.5)
+    os.write(1, b"ended in order\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+os.write(1, b"up\\n")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
+
+class TestAnEtcdThatForgotTheJob:
+    """It answers, but the job's keys are gone: said in a line, and nobody hangs or is harmed."""
+
+    @pytest.fixture
+    def job(self, tmp_path):
+        """One node on an etcd of its own, whose keys were deleted while it trains; where its worker looks for its end."""
+        script = tmp_path / "polite.py"
+        script.write_text(POLITE)
+        with cluster(tmp_path, 1) as (own,):
+            flags = ("--framework", "plain", "--nnodes", "1:2", "--quiet-time", "0", "--rdzv-id", "forgotten")
+            meet = ("--rdzv-backend", "etcdv3", "--rdzv-endpoint", own.endpoint)
+            node = Launched([*LAUNCHER, *flags, *meet, str(script), str(tmp_path / "done")], {}, tmp_path)
+            try:
+                node.seen("up")
+                delete = [binary("etcdctl"), "--endpoints", own.endpoint, "del", "--prefix", "/elastic-adapter/"]
+                subprocess.run(delete, check=True, capture_output=True, timeout=20)
+                node.seen("etcd does not know of this job, as if it had lost its data")
+                yield node
+            finally:
+                node.destroy()
+
+    def test_work_that_is_done_is_done(self, job, tmp_path):
+        """The end can't be written down, but it is the end."""
+        (tmp_path / "done").touch()
+        assert job.finish() == 0, job.text
+        job.seen("the end of the job could not be written to etcd: ")
+        job.seen("job succeeded")
+
+    def test_a_signal_leaves_workers_their_grace(self, job):
+        """They are told, and end in order."""
+        job.signal(signal.SIGTERM)
+        assert job.finish() == 143, job.text
+        job.seen("ended in order")
+        assert "SIGKILL" not in job.text
+
+
 def test_a_signal_is_obeyed_although_nobody_answers(fleet, tmp_path):
     """With etcd gone no end can be committed: a node that was told to go twice goes by itself."""
     with cluster(tmp_path, 1) as (own,):

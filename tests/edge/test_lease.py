@@ -25,9 +25,11 @@ class Kept:
 
     def __init__(self, server, ttl_s=2, timeout_s=5.0):
         self.etcd = Etcd([server.endpoint], timeout_s=timeout_s)
-        self.keeper = LeaseKeeper(self.etcd, ttl_s, self._register, self._changed)
+        self.keeper = LeaseKeeper(self.etcd, ttl_s, self._register, self._check, self._changed)
         # What the next registrations raise, one each.
         self.raises = []
+        # What looking whether the run is known raises, as long as it is set.
+        self.unknown = None
         self.registered = []
         self.changes = []
 
@@ -36,6 +38,10 @@ class Kept:
             raise self.raises.pop(0)
         await self.etcd.transact([], [put(KEY, str(lease.id).encode(), lease.id)])
         self.registered.append(lease)
+
+    async def _check(self):
+        if self.unknown is not None:
+            raise self.unknown
 
     def _changed(self):
         keeper = self.keeper
@@ -209,5 +215,23 @@ def test_those_who_ask_at_once_take_turns(keep):
         await kept.etcd.revoke(keeper.lease.id)
         assert await asyncio.gather(*(keeper.ask() for _ in range(8))) == [True] * 8
         assert (keeper.count, len(kept.registered)) == (2, 2)
+
+    keep(story)
+
+
+def test_a_lease_that_lives_in_an_etcd_that_forgot_the_run(keep):
+    """Somebody deleted the job's keys: the lease can be renewed, but what it was for is gone, as with an empty etcd."""
+
+    async def story(kept):
+        keeper = kept.keeper
+        assert await keeper.ask()
+        acked = keeper.acked_at
+        kept.unknown = RunOver("etcd does not know this run", replaced=False)
+        assert not await keeper.ask()
+        assert (keeper.answers, keeper.forgot, keeper.replaced, keeper.acked_at) == (False, True, None, acked)
+        kept.unknown = None
+        assert await keeper.ask()
+        assert (keeper.answers, keeper.forgot) == (True, False)
+        assert [change[0] for change in kept.changes] == [True, False, True]
 
     keep(story)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_adapter.core.config import Credentials
-from elastic_adapter.core.probe import tls_trouble
+from elastic_adapter.core.probe import check_files, tls_trouble
 from helpers.etcd_servers import cluster, openssl, secured
 
 
@@ -50,12 +50,13 @@ class TestTlsTrouble:
         endpoint, good, other = tls
         assert "not trusted: " in tls_trouble(endpoint, replace(good, ca=other))
 
-    def test_files_that_are_no_certificates(self, tls, tmp_path):
-        """The files are named as the trouble."""
+    def test_a_certificate_of_a_stranger(self, tls, tmp_path):
+        """The server does not know who signed ours."""
         endpoint, good, _ = tls
-        broken = tmp_path / "broken.pem"
-        broken.write_text("no certificate")
-        assert "can't be used" in tls_trouble(endpoint, replace(good, cert=str(broken)))
+        request = "req -x509 -newkey rsa:2048 -nodes -keyout mine.key -out mine.pem -days 2 -subj /CN=mine"
+        openssl(tmp_path, *request.split())
+        mine = replace(good, cert=str(tmp_path / "mine.pem"), key=str(tmp_path / "mine.key"))
+        assert "does not trust our certificate" in tls_trouble(endpoint, mine)
 
     def test_no_tls_on_either_side(self, plain):
         """Then TLS is not the trouble."""
@@ -66,3 +67,24 @@ class TestTlsTrouble:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
             assert tls_trouble(endpoint, Credentials(), within_s=0.5) == ""
+
+
+class TestFiles:
+    """What is wrong with them is said before anything is asked."""
+
+    def test_good_ones(self, tls):
+        """Nothing is wrong with them, nor with none."""
+        assert check_files(tls[1]) is None
+        assert check_files(Credentials()) is None
+
+    def test_no_certificates(self, tls, tmp_path):
+        """The flag and the file are named."""
+        broken = tmp_path / "broken.pem"
+        broken.write_text("no certificate")
+        assert f"--etcd-ca {broken}: expected" in check_files(replace(tls[1], ca=str(broken)))
+        assert f"--etcd-cert {broken}" in check_files(replace(tls[1], cert=str(broken)))
+
+    def test_a_key_of_another(self, tls, tmp_path):
+        """Certificate and key must belong together."""
+        openssl(tmp_path, *"genrsa -out other.key 2048".split())
+        assert "is not the key of --etcd-cert" in check_files(replace(tls[1], key=str(tmp_path / "other.key")))

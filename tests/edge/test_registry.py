@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from elastic_adapter.core.codec import Card
-from elastic_adapter.core.errors import Fenced, RunOver, UserError
-from elastic_adapter.core.etcd import Etcd, created_at, put
+from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
+from elastic_adapter.core.etcd import Etcd, created_at, delete_prefix, put
 from elastic_adapter.core.memory import MemoryRegistry
 from elastic_adapter.core.model import CheckpointRef, Endpoint, Failed, Placement, Succeeded, WorkerExit, World
 from elastic_adapter.core.ports import Record
@@ -207,7 +207,36 @@ class TestRuns:
             return str(caught.value)
 
         words = nodes(story)
-        assert "node b has --nnodes 2:3, but this job was started by node a with 2:4" in words
+        assert "node b has --nnodes 2:3, but this job was started by node a with --nnodes 2:4: start" in words
+
+    def test_all_that_differs_is_named(self, nodes):
+        """One start tells everything that has to be changed."""
+
+        async def story(agent):
+            await agent("a")
+            with pytest.raises(UserError) as caught:
+                await story.visitor("b").enter({**SETTINGS, "nnodes": "2:3", "level": "9"}, "t")
+            return str(caught.value)
+
+        words = nodes(story)
+        assert "has --nnodes 2:3, --level 9, but" in words
+        assert "with --nnodes 2:4, --level not set: " in words
+
+    def test_an_etcd_that_lost_the_run_fences_nobody(self, nodes):
+        """Nobody else leads in it: it counts as out of reach, and what was begun with it goes on."""
+
+        async def story(agent):
+            a = await agent("a")
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD))
+            await story.etcd.transact([], [delete_prefix(a.key("").split("/runs/")[0])])
+            with pytest.raises(OutOfReach, match="lost its data"):
+                await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded()))
+            with pytest.raises(RunOver, match="lost its data") as caught:
+                await a.check_run()
+            return caught.value.replaced
+
+        assert nodes(story) is False
 
     def test_a_run_that_nobody_joined_does_not_bind(self, nodes):
         """A start that died before it took part leaves nothing that a later one could trip over."""

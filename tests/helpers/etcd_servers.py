@@ -136,7 +136,7 @@ def openssl(folder, *words):
 
 
 @contextlib.contextmanager
-def secured(folder) -> Iterator[tuple[str, dict[str, str]]]:
+def secured(folder, *flags) -> Iterator[tuple[str, dict[str, str]]]:
     """One that speaks TLS alone and wants a certificate: where, and the files that let one in."""
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
     sign = "x509 -req -in req.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2 -extfile ext"
@@ -153,7 +153,7 @@ def secured(folder) -> Iterator[tuple[str, dict[str, str]]]:
             *("--listen-client-urls", f"https://127.0.0.1:{client}"),
             *("--advertise-client-urls", f"https://127.0.0.1:{client}"),
             *("--listen-peer-urls", f"http://127.0.0.1:{peer}", "--client-cert-auth"),
-            *("--trusted-ca-file", "ca.pem", "--cert-file", "cert.pem", "--key-file", "key.pem"),
+            *("--trusted-ca-file", "ca.pem", "--cert-file", "cert.pem", "--key-file", "key.pem", *flags),
         ],
         cwd=folder,
         stdout=subprocess.DEVNULL,
