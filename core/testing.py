@@ -284,6 +284,12 @@ class Referee:
                 self.broken |= node in nodes and generation == self.worlds[-1].generation
             case NodeStopped(node=node, generation=generation) if generation == self.worlds[-1].generation:
                 self.broken |= node in nodes and node in self.present and not self._done(node)
+            case TimePassed() if isinstance(before.phase, Holding):
+                until = self._doubt_until(self.worlds[-1])
+                if until is not None and now >= until:
+                    # Those who were cut off have stopped by themselves.
+                    self.broken = True
+                    self.doubtful.clear()
             case _:
                 pass
         gone = {node for node, directive in sent(commands) if isinstance(directive, Halt)} & self.leaving

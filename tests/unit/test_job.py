@@ -570,6 +570,12 @@ def test_a_stop_names_its_signal():
             (1, 2), "join a b; hush a b; give-up a b; join c; wait 605", "running 2: c", id="and goes on after it"
         ),
         pytest.param(
+            (1, 2),
+            "join a b; hush a b; give-up a; wait 605; give-up b; join c",
+            "running 2: c",
+            id="one whose time is over has stopped, whoever else is cut off",
+        ),
+        pytest.param(
             (1, 2), "join a b; hush a b; give-up a; lose b; join c", "running 2: c", id="a dead member ends the doubt"
         ),
         pytest.param(
