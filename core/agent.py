@@ -337,6 +337,8 @@ class Agent:
 
     async def _start(self, assignment: Assignment) -> None:
         begun = time.monotonic()
+        # Only what the kernel does from now on can concern these workers.
+        self._starter.oom.raised()
         for local_rank in range(assignment.slots):
             seat = self._seat(assignment, local_rank)
             try:
@@ -411,6 +413,8 @@ class Agent:
             at=time.time(),
             detail_source="error",
             detail=str(error),
+            error=str(error),
+            age_s=0.0,
         )
         log.warning("rank %d: %s", seat.rank, error)
         self._exits.append(exit)

@@ -19,7 +19,7 @@ from elastic_adapter.core.model import (
     World,
 )
 from elastic_adapter.core.ports import Record
-from elastic_adapter.core.restart import History
+from elastic_adapter.core.restart import Failure, History
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def record_from_bytes(data: bytes) -> Record:
     values = json.loads(data)
     return Record(
         world=None if values["world"] is None else _world_from_json(values["world"]),
-        history=History(tuple(values["history"]["charged"])),
+        history=_history_from_json(values["history"]),
         outcome=None if values["outcome"] is None else _outcome_from_json(values["outcome"]),
         finished=frozenset(values["finished"]),
         ended_at=values["ended_at"],
@@ -100,6 +100,11 @@ def _world_from_json(values: dict[str, Any]) -> World:
             "resume_from": None if resume is None else CheckpointRef(**resume),
         }
     )
+
+
+def _history_from_json(values: dict[str, Any]) -> History:
+    failures = (Failure(**each) for each in values.get("failures", ()))
+    return History(tuple(values["charged"]), tuple(failures))
 
 
 def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from typing import TypeAlias
+from zlib import crc32
 
 from elastic_adapter.core.blame import earlier
 from elastic_adapter.core.config import JobConfig
@@ -56,7 +57,7 @@ from elastic_adapter.core.model import (
     signal_name,
 )
 from elastic_adapter.core.ports import Record
-from elastic_adapter.core.restart import GiveUp, History, Restart, decide
+from elastic_adapter.core.restart import GiveUp, History, Ignore, Restart, decide, failure_of
 from elastic_adapter.core.world import plan, seating
 
 # Within this time an agent that is cut off for too long has ended its workers.
@@ -478,6 +479,11 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
     world = job.world
     if world is None or exit.generation != world.generation or exit.rank not in world.ranks(exit.node):
         return job, ()
+    if not exit.ok and _active(job):
+        decision = decide(job.config.level, job.config.policy, job.history, exit, now)
+        if isinstance(decision, Ignore):
+            after, commands = _exited(job, replace(exit, code=0, signal=None), now)
+            return after, (Tell(decision.reason), *commands)
     match job.phase:
         case (Running(finished=finished) | Draining(finished=finished)) as phase if exit.ok:
             finished = finished | {exit.rank}
@@ -514,12 +520,23 @@ def _suspect(job: Job, phase: Running, exit: WorkerExit, now: float) -> Step:
 
 
 def _failed(job: Job, exit: WorkerExit, now: float) -> Step:
-    match decide(job.config.level, job.config.policy, job.history, exit):
+    policy = job.config.policy
+    match decide(job.config.level, policy, job.history, exit, now, jitter=_jitter(job)):
         case GiveUp(reason=reason):
             return _finish(job, Failed(reason, exit))
+        case Ignore():
+            # Only an exit that is looked at for the first time can be ignored.
+            return job, ()
         case Restart(reason=reason, delay_s=delay_s, charged=charged):
-            history = job.history.charge(now) if charged else job.history
+            history = job.history.remember(failure_of(policy, exit))
+            history = history.charge(now) if charged else history
             return _replace_world(replace(job, history=history, broken=True), reason, now, delay_s)
+
+
+def _jitter(job: Job) -> float:
+    """From 0 to 1: another one for each job and generation, and the same whoever asks."""
+    generation = job.world.generation if job.world is not None else 0
+    return crc32(f"{job.config.job_id} {generation}".encode()) / 2**32
 
 
 def _drained(job: Job, node: str, generation: int, now: float) -> Step:

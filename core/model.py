@@ -174,6 +174,12 @@ class WorkerExit:
     # Where the failure's words come from ("traceback", "error file", "stderr") and the words.
     detail_source: str = ""
     detail: str = ""
+    # The uncaught exception in one line, where there was one.
+    error: str = ""
+    # How long it lived, in seconds; None: not known.
+    age_s: float | None = None
+    # Whether the kernel was killing for want of memory when it was killed.
+    oom: bool = False
 
     @property
     def ok(self) -> bool:
@@ -185,6 +191,8 @@ class WorkerExit:
 
     @property
     def how(self) -> str:
+        if self.oom:
+            return "was killed by SIGKILL, by all signs the kernel's OOM killer"
         if self.signal is not None:
             return f"was killed by {signal_name(self.signal)}"
         return f"exited with code {self.code}"

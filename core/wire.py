@@ -220,9 +220,16 @@ def _exit_to_wire(exit: WorkerExit) -> pb.WorkerExited:
         at=exit.at,
         pid=exit.pid,
         detail_source=exit.detail_source,
-        # A file's name in a traceback may hold bytes that are no text, which the wire does not take.
-        detail=exit.detail.encode(errors="backslashreplace").decode(),
+        detail=_text(exit.detail),
+        error=_text(exit.error),
+        age_s=exit.age_s,
+        oom=exit.oom,
     )
+
+
+def _text(words: str) -> str:
+    """A file's name in a traceback may hold bytes that are no text, which the wire does not take."""
+    return words.encode(errors="backslashreplace").decode()
 
 
 def _exit_from_wire(exit: pb.WorkerExited) -> WorkerExit:
@@ -237,6 +244,9 @@ def _exit_from_wire(exit: pb.WorkerExited) -> WorkerExit:
         pid=exit.pid,
         detail_source=exit.detail_source,
         detail=exit.detail,
+        error=exit.error,
+        age_s=exit.age_s if exit.HasField("age_s") else None,
+        oom=exit.oom,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from string import Template
 
 from elastic_adapter.core.config import STDERR, STDOUT, NodeConfig, OutputConfig
 from elastic_adapter.core.model import Seat, WorkerExit
+from elastic_adapter.core.oom import OomCounter
 from elastic_adapter.core.output import STDERR_FD, STDOUT_FD, Output, Stream
 from elastic_adapter.core.ports import Adapter, FailureDetail, Program, PythonProgram
 from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Exit, Guard, Process, Spawn
@@ -21,6 +24,7 @@ _TAIL_LINES = 20
 _DRAIN_S = 1.0
 # In characters; the end of a traceback says the most.
 _LONGEST_DETAIL = 32768
+_LONGEST_LINE = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,8 @@ class Worker:
     warm: bool
     # The uncaught exception that its bootstrap told us of.
     error: FailureDetail | None = None
+    # When it got its seat (monotonic).
+    since: float = field(default_factory=time.monotonic)
 
     def hear(self, message: dict[str, object]) -> None:
         """Take a message from the worker's channel."""
@@ -72,6 +78,7 @@ class Starter:
     environ: Mapping[str, str]
     # Where logs and error files of this run are: attempt_N/LOCAL_RANK/ below it.
     folder: Path
+    oom: OomCounter = field(default_factory=OomCounter)
 
     async def cold(self, seat: Seat) -> Worker:
         """Start a worker from nothing. Raises SpawnFailed."""
@@ -114,6 +121,7 @@ class Starter:
 
     async def account(self, worker: Worker, exit: Exit) -> WorkerExit:
         """The exit with the best words there are for it: the error file's, the exception's, the last of stderr."""
+        age_s = time.monotonic() - worker.since
         source, detail = "", ""
         if exit.code != 0:
             worker.process.channel.drain()
@@ -133,6 +141,9 @@ class Starter:
             pid=worker.process.pid,
             detail_source=source,
             detail=detail,
+            error=worker.error.message.strip().splitlines()[-1][:_LONGEST_LINE] if worker.error is not None else "",
+            age_s=age_s,
+            oom=exit.signal == signal.SIGKILL and self.oom.raised(),
         )
 
     def _words(self, worker: Worker) -> tuple[str, str]:

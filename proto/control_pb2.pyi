@@ -76,7 +76,7 @@ class Pong(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node")
+    __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node", "error", "age_s", "oom")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,9 @@ class WorkerExited(_message.Message):
     DETAIL_SOURCE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    OOM_FIELD_NUMBER: _ClassVar[int]
     generation: int
     local_rank: int
     rank: int
@@ -97,7 +100,10 @@ class WorkerExited(_message.Message):
     detail_source: str
     detail: str
     node: str
-    def __init__(self, generation: _Optional[int] = ..., local_rank: _Optional[int] = ..., rank: _Optional[int] = ..., code: _Optional[int] = ..., signal: _Optional[int] = ..., at: _Optional[float] = ..., pid: _Optional[int] = ..., detail_source: _Optional[str] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    error: str
+    age_s: float
+    oom: bool
+    def __init__(self, generation: _Optional[int] = ..., local_rank: _Optional[int] = ..., rank: _Optional[int] = ..., code: _Optional[int] = ..., signal: _Optional[int] = ..., at: _Optional[float] = ..., pid: _Optional[int] = ..., detail_source: _Optional[str] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., error: _Optional[str] = ..., age_s: _Optional[float] = ..., oom: bool = ...) -> None: ...
 
 class NodeDrained(_message.Message):
     __slots__ = ("generation",)

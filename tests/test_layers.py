@@ -27,12 +27,24 @@ PURE = {
     "isolation",
     "succession",
 }
-PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "re", "signal", "typing"}
+PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "re", "signal", "typing", "zlib"}
 # Pure but for the calendar and for JSON: they format values for people and for etcd.
 ALMOST_PURE = {"summary": {"time"}, "ports": set(), "codec": {"json"}}
 # Each owns one outside thing; decides nothing.
 EDGE = {
-    *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
+    *(
+        "memory",
+        "wire",
+        "server",
+        "client",
+        "processes",
+        "output",
+        "workers",
+        "reservation",
+        "readiness",
+        "oom",
+        "standby",
+    ),
     *("waiting", "frames", "descent", "etcd", "registry", "lease", "probe", "session", "notices", "embedded"),
 }
 SHELL = {"coordinator", "agent", "cluster"}

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_adapter.core.model import Level
-from elastic_adapter.core.restart import GiveUp, History, Restart, RestartPolicy, decide
+from elastic_adapter.core.restart import (
+    Action,
+    Backoff,
+    ExitRule,
+    GiveUp,
+    History,
+    Ignore,
+    Restart,
+    RestartPolicy,
+    decide,
+    failure_of,
+)
 from elastic_adapter.core.testing import exit_of
 
 OFF, TOLERANT, ELASTIC = Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC
@@ -63,3 +76,212 @@ def test_policy_refuses_a_negative_budget():
     """There is no word for unlimited: a negative number is a mistake."""
     with pytest.raises(ValueError, match="max_restarts must be 0 or more, got -1"):
         RestartPolicy(-1)
+
+
+def exited(code=1, *, rank=0, node="a", signal=None, age_s=1.0, error="", detail=""):
+    return replace(exit_of(rank, code, signal=signal, node=node), age_s=age_s, error=error, detail=detail)
+
+
+def after(policy, *exits):
+    """The history of a job in which these failed one after the other, a second apart."""
+    history = History()
+    for at, exit in enumerate(exits):
+        history = history.remember(failure_of(policy, exit)).charge(float(at))
+    return history
+
+
+def rule(action, *codes, signals=()):
+    return ExitRule(range(codes[0], codes[-1] + 1) if codes else range(0), signals, action, "as written")
+
+
+class TestWindow:
+    """Restarts that are long ago no longer count."""
+
+    POLICY = RestartPolicy(2, window_s=60.0)
+
+    @pytest.mark.parametrize(
+        ("charged", "now", "kind"),
+        [
+            ((), 0.0, Restart),
+            ((0.0, 10.0), 20.0, GiveUp),
+            ((0.0, 10.0), 60.5, Restart),
+            ((0.0, 10.0, 65.0), 69.0, GiveUp),
+            ((0.0, 10.0, 65.0), 70.5, Restart),
+        ],
+    )
+    def test_decide(self, charged, now, kind):
+        """Those within the window are counted, and no others."""
+        assert isinstance(decide(TOLERANT, self.POLICY, History(charged), exit_of(0, signal=9), now), kind)
+
+    def test_words(self):
+        """What is counted, and within what time, is told."""
+        decision = decide(TOLERANT, self.POLICY, History((0.0, 50.0)), exit_of(0, signal=9), 70.0)
+        assert decision.reason == "rank 0 on a was killed by SIGKILL; restart 2 of 2 within 60 s"
+        gone = decide(TOLERANT, self.POLICY, History((60.0, 65.0)), exit_of(0, signal=9), 70.0)
+        assert gone.reason == "rank 0 on a was killed by SIGKILL; all 2 restarts within 60 s are used up"
+
+
+class TestBackoff:
+    """Pauses grow, up to a limit, and differ between jobs."""
+
+    @pytest.mark.parametrize(("before", "delay_s"), [(0, 1.0), (1, 2.0), (2, 4.0), (5, 32.0), (6, 60.0), (99999, 60.0)])
+    def test_growth(self, before, delay_s):
+        """Doubled each time, and never longer than the longest."""
+        assert Backoff(1.0, 60.0).delay_s(before, jitter=0.0) == delay_s
+
+    def test_jitter_takes_up_to_a_half_off(self):
+        """The pause is between half of it and the whole."""
+        assert [Backoff(4.0, 60.0).delay_s(0, jitter) for jitter in (0.0, 0.5, 1.0)] == [4.0, 3.0, 2.0]
+
+    def test_decide(self):
+        """The pause is part of the decision and of its words; who asks to be started again does not wait."""
+        policy = RestartPolicy(9, backoff=Backoff(1.0, 60.0), free_codes=(101,))
+        decision = decide(TOLERANT, policy, History((0.0,)), exit_of(0, signal=9))
+        assert (decision.delay_s, decision.reason[-10:]) == (2.0, ", in 2.0 s")
+        assert decide(TOLERANT, policy, History((0.0,)), exit_of(0, 101)).delay_s == 0.0
+
+    @pytest.mark.parametrize(("first", "longest"), [(-1.0, 5.0), (5.0, 1.0)])
+    def test_nonsense(self, first, longest):
+        """A backoff can't be negative or end before it begins."""
+        with pytest.raises(ValueError, match="0 <= FIRST <= LONGEST"):
+            Backoff(first, longest)
+
+
+class TestExitRules:
+    """What the user wants done about codes and signals."""
+
+    @pytest.mark.parametrize(
+        ("rules", "exit", "kind"),
+        [
+            ((rule(Action.FAIL, 3),), exit_of(0, 3), GiveUp),
+            ((rule(Action.FAIL, 3),), exit_of(0, 4), Restart),
+            ((rule(Action.FAIL, 3, 9),), exit_of(0, 9), GiveUp),
+            ((rule(Action.FAIL, 3, 9),), exit_of(0, 10), Restart),
+            ((rule(Action.IGNORE, 5),), exit_of(0, 5), Ignore),
+            ((rule(Action.FAIL, signals=(11,)),), exit_of(0, signal=11), GiveUp),
+            ((rule(Action.FAIL, signals=(11,)),), exit_of(0, 11), Restart),
+            ((rule(Action.FAIL, 11),), exit_of(0, signal=11), Restart),
+            ((rule(Action.RESTART, 3), rule(Action.FAIL, 1, 99)), exit_of(0, 3), Restart),
+            ((rule(Action.RESTART, 3), rule(Action.FAIL, 1, 99)), exit_of(0, 4), GiveUp),
+            ((rule(Action.FAIL, 101),), exit_of(0, 101), GiveUp),
+        ],
+    )
+    def test_decide(self, rules, exit, kind):
+        """The first rule that matches is followed, before anything that is built in."""
+        assert isinstance(decide(TOLERANT, RestartPolicy(9, free_codes=(101,), rules=rules), History(), exit), kind)
+
+    def test_a_rule_overrules_what_is_built_in(self):
+        """Who says restart means it: also at the start, and again and again; but the budget holds."""
+        policy = RestartPolicy(3, rules=(rule(Action.RESTART, 1, 2),))
+        missing = exited(1, error="ModuleNotFoundError: no")
+        assert isinstance(decide(TOLERANT, policy, after(policy, missing, missing), missing), Restart)
+        assert isinstance(decide(TOLERANT, policy, after(policy, missing, missing, missing), missing), GiveUp)
+
+    def test_words(self):
+        """The rule that decided is named as the user wrote it."""
+        policy = RestartPolicy(9, rules=(rule(Action.FAIL, 3),))
+        assert "--on-exit as written" in decide(TOLERANT, policy, History(), exit_of(0, 3)).reason
+
+    def test_ignoring_works_at_every_level(self):
+        """It is no failure, so that it does not end a job of level 0."""
+        policy = RestartPolicy(rules=(rule(Action.IGNORE, 5),))
+        assert isinstance(decide(OFF, policy, History(), exit_of(0, 5)), Ignore)
+
+
+USAGE = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lrr"
+
+
+@pytest.mark.parametrize(
+    ("exit", "words"),
+    [
+        pytest.param(exited(error="ModuleNotFoundError: No module named 'x'"), "No module named 'x'", id="module"),
+        pytest.param(exited(error="SyntaxError: invalid syntax"), "invalid syntax", id="syntax"),
+        pytest.param(exited(2, detail=USAGE), "unrecognized arguments: --lrr", id="argparse"),
+        pytest.param(exited(2, detail="python: can't open file 'a.py': [Errno 2]"), "no such script", id="no script"),
+        pytest.param(exited(error="ImportError: x", age_s=31.0), None, id="import error in the middle"),
+        pytest.param(exited(error="ValueError: x"), None, id="any other exception"),
+        pytest.param(exited(2, detail="what?"), None, id="code 2 without a word"),
+        pytest.param(exited(2, detail=USAGE, age_s=31.0), None, id="code 2 later"),
+        pytest.param(exited(3, detail=USAGE), None, id="another code"),
+        pytest.param(exited(signal=9, detail=USAGE), None, id="killed"),
+        pytest.param(exited(error="ImportError: x", age_s=None), None, id="age not known"),
+    ],
+)
+def test_what_starting_again_does_not_mend(exit, words):
+    """A program that never started is not started again, and the reason is its own words."""
+    decision = decide(TOLERANT, RestartPolicy(9), History(), exit)
+    assert isinstance(decision, Restart if words is None else GiveUp)
+    assert words is None or words in decision.reason
+
+
+class TestStartUpFailures:
+    """The same failure twice in a row at the start is one too many."""
+
+    @pytest.mark.parametrize(
+        ("policy", "before", "exit", "ends"),
+        [
+            pytest.param(RestartPolicy(9), (), exited(7), False, id="the first one"),
+            pytest.param(RestartPolicy(9), (exited(7),), exited(7), True, id="the same again"),
+            pytest.param(RestartPolicy(9), (exited(7),), exited(7, rank=3, node="b"), True, id="by another rank"),
+            pytest.param(RestartPolicy(9), (exited(7),), exited(8), False, id="another code"),
+            pytest.param(RestartPolicy(9), (exited(error="E: a"),), exited(error="E: a"), True, id="same exception"),
+            pytest.param(RestartPolicy(9), (exited(error="E: a"),), exited(error="E: b"), False, id="other words"),
+            pytest.param(RestartPolicy(9), (exited(7), exited(8)), exited(7), False, id="not in a row"),
+            pytest.param(RestartPolicy(9), (exited(7, age_s=40.0),), exited(7), False, id="the first was later"),
+            pytest.param(RestartPolicy(9), (exited(7),), exited(7, age_s=40.0), False, id="this one is later"),
+            pytest.param(RestartPolicy(9), (exited(signal=9),), exited(signal=9), False, id="killed on purpose"),
+            pytest.param(RestartPolicy(9, startup_failures=0), (exited(7),) * 5, exited(7), False, id="off"),
+            pytest.param(RestartPolicy(9, startup_failures=1), (), exited(7), True, id="once is enough"),
+            pytest.param(RestartPolicy(9, startup_failures=3), (exited(7),), exited(7), False, id="twice of three"),
+            pytest.param(RestartPolicy(9, startup_failures=3), (exited(7),) * 2, exited(7), True, id="three of three"),
+            pytest.param(RestartPolicy(9, startup_s=0.5), (exited(7),), exited(7), False, id="a shorter window"),
+        ],
+    )
+    def test_decide(self, policy, before, exit, ends):
+        """It counts only what failed by itself, in the same words, within the window, in a row."""
+        assert isinstance(decide(TOLERANT, policy, after(policy, *before), exit), GiveUp if ends else Restart)
+
+    def test_words(self):
+        """How often, and which setting says so."""
+        policy = RestartPolicy(9)
+        decision = decide(TOLERANT, policy, after(policy, exited(7)), exited(7))
+        assert "the same failure 2 times in a row at the start" in decision.reason
+        assert "--startup-failures" in decision.reason
+
+
+class TestCrashLoop:
+    """One rank that fails again and again ends the job, where the user wants that."""
+
+    @pytest.mark.parametrize(
+        ("limit", "ranks", "rank", "ends"),
+        [
+            (3, (1, 1), 1, True),
+            (3, (1, 2), 1, False),
+            (3, (1,), 1, False),
+            (3, (2, 1, 1), 1, True),
+            (0, (1, 1, 1, 1), 1, False),
+        ],
+    )
+    def test_decide(self, limit, ranks, rank, ends):
+        """The same rank so many times in a row, whatever it failed of."""
+        policy = RestartPolicy(99, crash_loop=limit)
+        history = after(policy, *(exited(signal=9, rank=each, age_s=99.0) for each in ranks))
+        decision = decide(TOLERANT, policy, history, exited(signal=11, rank=rank, node="b", age_s=99.0))
+        assert isinstance(decision, GiveUp if ends else Restart)
+        assert not ends or "rank 1 failed 3 times in a row, on a, b (--crash-loop)" in decision.reason
+
+
+def test_only_the_last_failures_are_remembered():
+    """A job that restarts for months does not fill etcd."""
+    policy = RestartPolicy(9999)
+    history = after(policy, *(exited(rank=rank) for rank in range(100)))
+    assert [each.rank for each in history.failures] == list(range(36, 100))
+
+
+@pytest.mark.parametrize(
+    "values", [{"startup_failures": -1}, {"startup_s": -0.1}, {"crash_loop": -1}, {"window_s": 0.0}]
+)
+def test_policy_refuses_nonsense(values):
+    """Each setting has its limits."""
+    with pytest.raises(ValueError, match=next(iter(values))):
+        RestartPolicy(1, **values)
