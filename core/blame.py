@@ -22,7 +22,7 @@ def follows(exit: WorkerExit) -> int:
     """How much a failure looks like the consequence of another: 0 not at all, 2 by its own words."""
     if exit.signal is not None:
         return 1 if exit.signal in (SIGABRT, SIGTERM) else 0
-    said = [line for line in exit.detail.splitlines() if line.strip()]
+    said = [exit.error] if exit.error else [line for line in exit.detail.splitlines() if line.strip()]
     return 2 if _PEER_IS_GONE.search("\n".join(said[-_LAST_LINES:])) else 0
 
 

@@ -67,6 +67,7 @@ def record_to_bytes(record: Record) -> bytes:
         {
             "world": None if record.world is None else asdict(record.world),
             "history": asdict(record.history),
+            "clock": record.clock,
             "outcome": None if record.outcome is None else _outcome_to_json(record.outcome),
             "finished": sorted(record.finished),
             "ended_at": record.ended_at,
@@ -82,6 +83,7 @@ def record_from_bytes(data: bytes) -> Record:
         outcome=None if values["outcome"] is None else _outcome_from_json(values["outcome"]),
         finished=frozenset(values["finished"]),
         ended_at=values["ended_at"],
+        clock=values.get("clock"),
     )
 
 

@@ -61,7 +61,9 @@ class Coordinator:
         self._registry = registry
         self._registry_answers = registry_answers
         self._record = record or Record()
-        self._job = resume(config, self._record, time.monotonic())
+        # What to add to our clock for the wall clock.
+        self._clock = time.time() - time.monotonic()
+        self._job = resume(config, self._record.on_clock(self._clock), time.monotonic())
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._outboxes: dict[str, Outbox] = {}
         # Set while nobody has a stream.
@@ -234,7 +236,7 @@ class Coordinator:
     async def _perform(self, command: Command) -> None:
         match command:
             case Commit(world=world, history=history):
-                await self._commit(Record(world, history))
+                await self._commit(Record(world, history, clock=self._clock))
             case Keep(finished=finished):
                 record = replace(self._record, finished=finished)
                 with contextlib.suppress(OutOfReach):

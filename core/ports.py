@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from elastic_adapter.core.model import Outcome, Seat, World
@@ -30,6 +30,14 @@ class Record:
     finished: frozenset[int] = frozenset()
     # When the run ended: wall clock, for people.
     ended_at: float | None = None
+    # What to add to the writer's clock for the wall clock: the next leader's clock begins elsewhere.
+    clock: float | None = None
+
+    def on_clock(self, clock: float) -> Record:
+        """The same, with times by another clock, of which this is what to add to it for the wall clock."""
+        if self.clock is None:
+            return self
+        return replace(self, history=self.history.shifted(self.clock - clock), clock=clock)
 
 
 class Registry(Protocol):

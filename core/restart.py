@@ -121,6 +121,10 @@ class History:
     def charge(self, now: float) -> History:
         return replace(self, charged=(*self.charged, now))
 
+    def shifted(self, seconds: float) -> History:
+        """By a clock that shows so much more."""
+        return replace(self, charged=tuple(at + seconds for at in self.charged))
+
     def remember(self, failure: Failure) -> History:
         return replace(self, failures=(*self.failures, failure)[-_REMEMBERED:])
 

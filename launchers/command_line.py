@@ -87,8 +87,9 @@ def _full(name: str) -> str:
     if wanted in _FLAGS:
         return wanted
     candidates = [flag for flag in _FLAGS if wanted.startswith("--") and flag.startswith(wanted)]
-    # What torchrun's users shorten must not become ambiguous by Paddle's words.
-    candidates = [flag for flag in candidates if _FLAGS[flag].group != "paddle"] or candidates
+    # What torchrun's users shorten must not become ambiguous by our words or Paddle's.
+    theirs = [flag for flag in candidates if any(name.startswith("PET_") for name in _FLAGS[flag].variables)]
+    candidates = theirs or [flag for flag in candidates if _FLAGS[flag].group != "paddle"] or candidates
     if len({_FLAGS[flag].name for flag in candidates}) > 1:
         raise UserError(f"{name} could mean {', '.join(sorted(candidates))}: write it in full")
     if not candidates:

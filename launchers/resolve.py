@@ -14,8 +14,7 @@ from elastic_adapter.core.config import JobConfig, NodeConfig, default_level
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.model import Level, signal_name
 from elastic_adapter.core.ports import Adapter, NativeProgram, Program
-from elastic_adapter.core.restart import RestartPolicy
-from elastic_adapter.launchers import fleetrun, framework, numa, rendezvous, streams
+from elastic_adapter.launchers import fleetrun, framework, numa, policy, rendezvous, streams
 from elastic_adapter.launchers.devices import Machine, gpu_count, visible_gpus
 from elastic_adapter.launchers.plan import LaunchPlan, Source
 from elastic_adapter.launchers.program import interpreter, program
@@ -115,7 +114,7 @@ def _job(values: Mapping[str, Given], entry: Entry, job_id: str) -> JobConfig:
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         level=level,
-        policy=RestartPolicy(_max_restarts(values, entry, level), free_codes=entry.restart_codes),
+        policy=policy.restart_policy(values, entry, level),
         quiet_s=values["quiet-time"].seconds(),
         drain_s=values["drain-timeout"].seconds(),
         hold_timeout_s=None if hold.text is None else hold.seconds(positive=True),
@@ -136,7 +135,7 @@ def _common(job: JobConfig, slots: int, entry: Entry) -> tuple[tuple[str, str], 
         ("nproc-per-node", str(slots)),
         ("framework", entry.name),
         ("fault-tolerance-level", str(int(job.level))),
-        ("max-restarts", str(job.policy.max_restarts)),
+        *policy.common(job.policy),
         ("quiet-time", f"{job.quiet_s:g}"),
         ("drain-timeout", f"{job.drain_s:g}"),
         ("hold-timeout", "none" if job.hold_timeout_s is None else f"{job.hold_timeout_s:g}"),
@@ -197,19 +196,6 @@ def _level(given: Given, min_nodes: int, max_nodes: int) -> Level:
     if given.text not in ("0", "1", "2"):
         raise given.wrong("0 (off), 1 (fault-tolerant) or 2 (elastic)")
     return Level(int(given.text))
-
-
-def _max_restarts(values: Mapping[str, Given], entry: Entry, level: Level) -> int:
-    given = values["max-restarts"]
-    if given.text is None:
-        return 0 if level == Level.OFF else entry.max_restarts
-    restarts = given.whole(0)
-    if restarts and level == Level.OFF:
-        raise UserError(
-            f"{given.where} {restarts} contradicts {values['fault-tolerance-level'].where}, by which the level is 0 "
-            "(off): leave out one of them"
-        )
-    return restarts
 
 
 def _node_id(given: Given, environ: Mapping[str, str], host_name: str) -> Given:

@@ -210,6 +210,54 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="N",
     ),
     _setting(
+        "restart-window",
+        "elasticity",
+        "restarts older than this, such as 1h, no longer count against --max-restarts; left out: all count",
+        metavar="TIME",
+        torchrun=False,
+    ),
+    _setting(
+        "restart-backoff",
+        "elasticity",
+        "pause before a restart, doubled with each that counts, such as 1s:60s; left out: none",
+        metavar="FIRST:LONGEST",
+        torchrun=False,
+    ),
+    _setting(
+        "on-exit",
+        "elasticity",
+        "what an exit code, a range of them or a signal means: restart, fail or ignore, such as 3=fail,SIGSEGV=fail; "
+        "may be repeated, the first that matches counts",
+        metavar="WHAT=ACTION,...",
+        default="",
+        torchrun=False,
+        repeats=True,
+    ),
+    _setting(
+        "startup-failures",
+        "elasticity",
+        "the same failure so often in a row at the start ends the job; 0: never",
+        metavar="N",
+        default="2",
+        torchrun=False,
+    ),
+    _setting(
+        "startup-window",
+        "elasticity",
+        "how long after its start a worker that fails by itself is still at its start",
+        metavar="TIME",
+        default="30",
+        torchrun=False,
+    ),
+    _setting(
+        "crash-loop",
+        "elasticity",
+        "the same rank failing so often in a row ends the job; 0: never",
+        metavar="N",
+        default="0",
+        torchrun=False,
+    ),
+    _setting(
         "fault-tolerance-level",
         "elasticity",
         "0: off, 1: fault-tolerant, 2: elastic; left out: 2 if MIN is below MAX, else 1",
@@ -437,18 +485,37 @@ class Given:
         return number
 
     def seconds(self, *, positive: bool = False) -> float:
-        expected = "a number of seconds above 0" if positive else "a number of seconds, 0 or more"
-        try:
-            value = float(self.text or "")
-        except ValueError:
-            raise self.wrong(expected) from None
-        if not 0 <= value < float("inf") or (positive and value == 0):
-            raise self.wrong(expected)
+        value = seconds_of(self.text or "")
+        if value is None or (positive and value == 0):
+            limit = "above 0" if positive else "of 0 or more"
+            raise self.wrong(f"a number of seconds {limit}, or a time such as 90s, 10m or 1h")
         return value
 
     def items(self) -> tuple[str, ...]:
         """A comma list without its blanks."""
         return tuple(item.strip() for item in (self.text or "").split(",") if item.strip())
+
+
+def seconds_of(text: str) -> float | None:
+    """Seconds, or a time with its unit; None: it is no time.
+
+    >>> seconds_of("1.5"), seconds_of("10m"), seconds_of("soon")
+    (1.5, 600.0, None)
+    """
+    number, unit = text.strip(), 1.0
+    for ending, seconds in _UNITS.items():
+        if number.endswith(ending):
+            number, unit = number[: -len(ending)], seconds
+            break
+    try:
+        value = float(number) * unit
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
+
+
+# Longer endings come first.
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Given]:

@@ -543,15 +543,23 @@ def test_the_own_address_is_found_by_any_endpoint() -> None:
     [
         (
             "",
-            "2:4 1 torch 2 0 3 30 none 5 600",
+            "2:4 1 torch 2 0 none none none 2 30 0 3 30 none 5 600",
         ),
         (
             "--nnodes 2 --nproc-per-node cpu --framework plain --fault-tolerance-level 0",
-            "2:2 3 plain 0 0 3 30 none 5 600",
+            "2:2 3 plain 0 0 none none none 2 30 0 3 30 none 5 600",
         ),
         (
             "--quiet-time 3.50 --drain-timeout 1e1 --hold-timeout 60.0 --lease-ttl 07 --isolation-timeout 0.0",
-            "2:4 1 torch 2 0 3.5 10 60 7 0",
+            "2:4 1 torch 2 0 none none none 2 30 0 3.5 10 60 7 0",
+        ),
+        (
+            "--restart-window 1h --restart-backoff 500ms:1m --on-exit 3=fail --on-exit SIGSEGV=ignore --crash-loop 4",
+            "2:4 1 torch 2 0 3600 0.5:60 3=fail,SIGSEGV=ignore 2 30 4 3 30 none 5 600",
+        ),
+        (
+            "--startup-failures 3 --startup-window 1.50m --max-restarts 9",
+            "2:4 1 torch 2 9 none none none 3 90 0 3 30 none 5 600",
         ),
     ],
 )
@@ -559,7 +567,8 @@ def test_what_nodes_must_agree_on(line: str, common: str) -> None:
     """Settings that must be the same on all nodes have one spelling, however they were written."""
     met = cluster(plan(f"{ETCD} --rdzv-endpoint a {line} train.py"))
     names = (
-        "nnodes nproc-per-node framework fault-tolerance-level max-restarts "
+        "nnodes nproc-per-node framework fault-tolerance-level max-restarts restart-window restart-backoff on-exit "
+        "startup-failures startup-window crash-loop "
         "quiet-time drain-timeout hold-timeout lease-ttl isolation-timeout"
     )
     assert met.common == tuple(zip(names.split(), common.split(), strict=True))
@@ -733,7 +742,7 @@ MISTAKES: list[tuple[str, dict[str, str], list[str]]] = [
     ("--logs-specs mine train.py", {}, ["--logs-specs mine", "torch inside the launcher", "--log-dir"]),
     ("--event-log-handler mine train.py", {}, ["--event-log-handler mine", "torch inside the launcher"]),
     ("--monitor-interval x train.py", {}, ["--monitor-interval", "seconds", "'x'"]),
-    ("--shutdown-timeout x train.py", {}, ["--shutdown-timeout", "seconds, 0 or more", "'x'"]),
+    ("--shutdown-timeout x train.py", {}, ["--shutdown-timeout", "seconds of 0 or more", "'x'"]),
     ("--shutdown-timeout nan train.py", {}, ["--shutdown-timeout", "seconds", "'nan'"]),
     ("train.py", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-1"}, ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0 or more", "'-1'"]),
     ("--signals-to-handle FOO train.py", {}, ["--signals-to-handle", "expected names of signals", "'FOO'"]),

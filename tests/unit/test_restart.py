@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_adapter.core.model import Level
+from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import (
     Action,
     Backoff,
@@ -285,3 +286,11 @@ def test_policy_refuses_nonsense(values):
     """Each setting has its limits."""
     with pytest.raises(ValueError, match=next(iter(values))):
         RestartPolicy(1, **values)
+
+
+def test_the_next_leader_s_clock_begins_elsewhere():
+    """A restart that was charged five minutes ago is five minutes ago by any leader's clock."""
+    written = Record(history=History((10.0, 40.0)), clock=1000.0)
+    assert written.on_clock(700.0).history.charged == (310.0, 340.0)
+    assert written.on_clock(1000.0).history.charged == (10.0, 40.0)
+    assert Record(history=History((10.0,))).on_clock(5.0).history.charged == (10.0,)
