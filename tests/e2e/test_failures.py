@@ -61,6 +61,8 @@ def test_budget_is_spent_exactly(launch, script):
         *TORCH,
         "--max-restarts",
         3,
+        "--startup-failures",
+        0,
         "--no-standby",
         script(FAIL_ONCE.replace("HOW", "sys.exit(5)")),
         env={"FAILURES": "99"},

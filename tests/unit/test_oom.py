@@ -1,0 +1,67 @@
+"""The kernel's counters of processes killed for want of memory, on made-up trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_adapter.core.oom import OomCounter
+
+V2 = "memory.events"
+V1 = "memory/memory.oom_control"
+
+
+class Tree:
+    def __init__(self, root: Path, cgroup: str, *files: str) -> None:
+        self.root = root
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/cgroup").write_text(cgroup)
+        self.files = files
+        self.write(0)
+
+    def write(self, count: int) -> None:
+        for name in self.files:
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"low 0\noom_kill_disable 0\noom_kill {count}\nunder_oom\n")
+
+    def counter(self) -> OomCounter:
+        return OomCounter(f"{self.root}/proc", f"{self.root}/cgroup")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"),
+    [
+        pytest.param("0::/jobs/one\n", f"cgroup/jobs/one/{V2}", id="v2"),
+        pytest.param("0::/jobs/one\n", f"cgroup/{V2}", id="v2 in a container"),
+        pytest.param("4:memory:/one\n0::/\n", "cgroup/memory/one/memory.oom_control", id="v1"),
+        pytest.param("4:cpu,memory:/one\n", f"cgroup/{V1}", id="v1 in a container"),
+        pytest.param("", "proc/vmstat", id="the whole system"),
+    ],
+)
+def test_raised(tmp_path: Path, cgroup: str, file: str) -> None:
+    """It tells once that the count was raised, wherever the kernel counts."""
+    tree = Tree(tmp_path, cgroup, file)
+    counter = tree.counter()
+    assert not counter.raised()
+    tree.write(1)
+    assert counter.raised()
+    assert not counter.raised()
+    tree.write(3)
+    assert counter.raised()
+
+
+def test_no_counter_at_all(tmp_path: Path) -> None:
+    """Where nothing can be read, nothing is claimed."""
+    tree = Tree(tmp_path, "0::/one\n")
+    assert not tree.counter().raised()
+
+
+def test_a_counter_that_vanishes(tmp_path: Path) -> None:
+    """A cgroup that is gone is no kill."""
+    tree = Tree(tmp_path, "0::/one\n", f"cgroup/one/{V2}")
+    counter = tree.counter()
+    tree.write(2)
+    (tmp_path / f"cgroup/one/{V2}").unlink()
+    assert not counter.raised()
