@@ -111,6 +111,17 @@ class Link:
         await self._channel.close()
 
 
+async def ask_phase(address: str, token: str, within_s: float = 2.0) -> tuple[str, str] | None:
+    """What a leader says of its job: the phase and why; None where it can't be reached from here."""
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+        try:
+            ask = rpc.CoreStub(channel).Status
+            reply = await ask(pb.StatusRequest(), timeout=within_s, metadata=((TOKEN, token),))
+        except grpc.aio.AioRpcError:
+            return None
+    return reply.phase, reply.reason
+
+
 def _words(code: grpc.StatusCode, details: str) -> str:
     """Why a stream ended, for people."""
     said = details.lower()

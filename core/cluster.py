@@ -180,6 +180,9 @@ class ClusterSession:
 
     async def close(self) -> None:
         """Go in good order: others may lead at once, and have heard our last words."""
+        if self._coordinator is not None:
+            # Only who leads may write them down.
+            await self._coordinator.notes_written()
         if self._keeper.lease.id:
             with contextlib.suppress(OutOfReach, asyncio.TimeoutError):
                 await asyncio.wait_for(self._etcd.revoke(self._keeper.lease.id), 1.0)

@@ -18,7 +18,7 @@ from elastic_adapter.core.model import (
     WorkerExit,
     World,
 )
-from elastic_adapter.core.ports import Record
+from elastic_adapter.core.ports import Note, Record
 from elastic_adapter.core.restart import Failure, History
 
 
@@ -60,6 +60,14 @@ def card_to_bytes(card: Card) -> bytes:
 
 def card_from_bytes(data: bytes) -> Card:
     return Card(**json.loads(data))
+
+
+def note_to_bytes(note: Note) -> bytes:
+    return _dump(asdict(note))
+
+
+def note_from_bytes(data: bytes) -> Note:
+    return Note(**json.loads(data))
 
 
 def record_to_bytes(record: Record) -> bytes:

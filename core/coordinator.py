@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
+from elastic_adapter.core.chronicle import Chronicle, notes_of
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import OutOfReach, assert_never
 from elastic_adapter.core.events import (
@@ -44,6 +45,7 @@ _KEEP_LOOKING_S = 0.5
 _COMMIT_AGAIN_S = 0.1
 # How long the end of a job waits for etcd.
 _CONCLUDE_S = 8.0
+_LAST_NOTES_S = 1.0
 
 
 class Coordinator:
@@ -64,6 +66,7 @@ class Coordinator:
         # What to add to our clock for the wall clock.
         self._clock = time.time() - time.monotonic()
         self._job = resume(config, self._record.on_clock(self._clock), time.monotonic())
+        self._chronicle = Chronicle(registry, lambda: self.epoch)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._outboxes: dict[str, Outbox] = {}
         # Set while nobody has a stream.
@@ -77,6 +80,7 @@ class Coordinator:
         self._expired: set[str] = set()
         self._orders = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._writing: asyncio.Task[None] | None = None
         world = self._record.world
         for placement in world.placements if world is not None else ():
             self._controls[placement.node] = placement.control
@@ -95,9 +99,13 @@ class Coordinator:
         # Some may have attached before this began.
         for node in self._job.absent - self._outboxes.keys():
             self._start(node, self._look_for(node))
+        self._writing = asyncio.create_task(self._chronicle.write())
         while True:
             event = await self._next_event()
-            self._job, commands = step(self._job, event, time.monotonic())
+            before = self._job
+            self._job, commands = step(before, event, time.monotonic())
+            for kind, text in notes_of(before, event, commands):
+                self._chronicle.note(kind, text)
             for command in commands:
                 await self._perform(command)
 
@@ -153,6 +161,13 @@ class Coordinator:
             await asyncio.wait_for(self._deserted.wait(), within_s)
         for node in list(self._tasks):
             self._stop(node)
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    async def notes_written(self) -> None:
+        """Wait until what happened is written down, if that can be had soon."""
+        await self._chronicle.written(_LAST_NOTES_S)
 
     async def _look_for(self, node: str) -> None:
         """The node has no stream. Its port tells whether its agent is dead; silence tells nothing."""

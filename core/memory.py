@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from elastic_adapter.core.errors import Fenced
-from elastic_adapter.core.ports import Leader, Record
+from elastic_adapter.core.ports import Leader, Note, Record
+
+_NOTES = 1000
 
 
 class MemoryRegistry:
@@ -12,6 +14,7 @@ class MemoryRegistry:
     def __init__(self) -> None:
         self._leader: Leader | None = None
         self._record = Record()
+        self._notes: dict[tuple[int, int], Note] = {}
 
     async def campaign(self, node: str, address: str) -> Leader:
         if self._leader is None:
@@ -22,7 +25,19 @@ class MemoryRegistry:
         return self._record
 
     async def commit(self, epoch: int, record: Record) -> None:
+        self._check(epoch)
+        self._record = record
+
+    async def note(self, epoch: int, notes: tuple[Note, ...]) -> None:
+        self._check(epoch)
+        self._notes.update({(each.epoch, each.number): each for each in notes})
+        for key in sorted(self._notes)[:-_NOTES]:
+            del self._notes[key]
+
+    async def notes(self) -> tuple[Note, ...]:
+        return tuple(self._notes[key] for key in sorted(self._notes))
+
+    def _check(self, epoch: int) -> None:
         current = self._leader.epoch if self._leader is not None else 0
         if epoch != current:
             raise Fenced(epoch, current)
-        self._record = record

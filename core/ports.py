@@ -40,6 +40,19 @@ class Record:
         return replace(self, history=self.history.shifted(self.clock - clock), clock=clock)
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened, for people."""
+
+    epoch: int
+    # Counts the notes of one leader.
+    number: int
+    # Wall clock.
+    at: float
+    kind: str
+    text: str
+
+
 class Registry(Protocol):
     """Where the truth of one job is kept."""
 
@@ -56,6 +69,14 @@ class Registry(Protocol):
 
         Raises ``OutOfReach`` when no answer is to be had: then it may be tried again.
         """
+        ...
+
+    async def note(self, epoch: int, notes: tuple[Note, ...]) -> None:
+        """Write these down, if ``epoch`` still leads; raises as ``commit`` does. Written twice they are the same."""
+        ...
+
+    async def notes(self) -> tuple[Note, ...]:
+        """All that was written down, in order."""
         ...
 
 

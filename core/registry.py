@@ -5,6 +5,7 @@
     <base>/runs/<id>/head/generation  the last generation committed: small, watched by all agents
     <base>/runs/<id>/members/<node>   one per agent, under its lease
     <base>/runs/<id>/record           the world, the budget spent and the outcome
+    <base>/runs/<id>/events/<n>       what happened, for people
     <base>/runs/<id>/finished         there for a short while after the run's end
 
 The root and all that is committed are under a lease of the run, which every agent keeps alive: what a run leaves
@@ -29,6 +30,8 @@ from elastic_adapter.core.codec import (
     Root,
     card_from_bytes,
     card_to_bytes,
+    note_from_bytes,
+    note_to_bytes,
     record_from_bytes,
     record_to_bytes,
     root_from_bytes,
@@ -36,6 +39,7 @@ from elastic_adapter.core.codec import (
 )
 from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
 from elastic_adapter.core.etcd import (
+    Answer,
     AnswerLost,
     Change,
     Compacted,
@@ -53,11 +57,13 @@ from elastic_adapter.core.etcd import (
     value_is,
 )
 from elastic_adapter.core.model import Outcome
-from elastic_adapter.core.ports import Leader, Record
+from elastic_adapter.core.ports import Leader, Note, Record
 
 BASE = "/elastic-adapter"
 _ATTEMPTS = 20
 _RUN_RENEWALS = 10
+# Of one leader's notes, so many are kept.
+_NOTES = 1000
 _PAUSE_S = 0.05
 _NO_ANSWER = "etcd's answers were lost again and again"
 
@@ -203,6 +209,15 @@ class EtcdRegistry:
                     return Abandoned(self._run, agents, entered)
         raise EtcdUnavailable(_NO_ANSWER)
 
+    async def find(self) -> Root | None:
+        """Look at the job's run without taking part; None: there is none."""
+        found = (await self._etcd.get(self._root)).items
+        if not found:
+            return None
+        root = root_from_bytes(found[0].value)
+        self._run, self._root_value, self._nonce = found[0].created, found[0].value, root.nonce
+        return root
+
     async def _begin(self, root: Root) -> None:
         lease = await self._etcd.grant(max(1, round(self._abandoned_s)))
         try:
@@ -311,6 +326,11 @@ class EtcdRegistry:
         found = await self._etcd.get_prefix(self.key("members/"))
         return frozenset(card_from_bytes(item.value).node for item in found.items), found.revision
 
+    async def cards(self) -> tuple[Card, ...]:
+        """Of those who have a living lease, in the order in which they came."""
+        found = await self._etcd.get_prefix(self.key("members/"))
+        return tuple(card_from_bytes(item.value) for item in sorted(found.items, key=lambda item: item.created))
+
     async def presence(self, members: frozenset[str], after: int) -> AsyncIterator[tuple[str, bool]]:
         """The nodes whose member key is written (True) or deleted, as it happens, from what ``members`` found on."""
         known = {self._member(node) for node in members}
@@ -401,12 +421,33 @@ class EtcdRegistry:
         operations.append(put(self.key("record"), record_to_bytes(record), lease))
         # Written twice it is the same: an answer that was lost needs no reading back.
         answer = await self._etcd.transact([modified_at(self._leader, epoch)], operations, [read(self._leader)])
-        if not answer.succeeded:
-            found = answer.reads[0].items
-            if not found:
-                await self._check_known()
-            raise Fenced(epoch, found[0].modified if found else 0)
+        await self._check_leading(epoch, answer)
         self._generation = generation
+
+    # Notes.
+
+    async def note(self, epoch: int, notes: tuple[Note, ...]) -> None:
+        operations = [put(self._event(each.epoch, each.number), note_to_bytes(each), self._run_lease) for each in notes]
+        operations += [delete(self._event(each.epoch, each.number - _NOTES)) for each in notes if each.number > _NOTES]
+        answer = await self._etcd.transact([modified_at(self._leader, epoch)], operations, [read(self._leader)])
+        await self._check_leading(epoch, answer)
+
+    async def notes(self) -> tuple[Note, ...]:
+        found = await self._etcd.get_prefix(self.key("events/"))
+        return tuple(note_from_bytes(item.value) for item in found.items)
+
+    def _event(self, epoch: int, number: int) -> str:
+        """Such that the order of the keys is that of the notes."""
+        return self.key(f"events/{epoch:016x}-{number:08d}")
+
+    async def _check_leading(self, epoch: int, answer: Answer) -> None:
+        """Raise Fenced where a write that only the leader may do was not done."""
+        if answer.succeeded:
+            return
+        found = answer.reads[0].items
+        if not found:
+            await self._check_known()
+        raise Fenced(epoch, found[0].modified if found else 0)
 
     async def _check_known(self) -> None:
         """An etcd that lost its data is as good as none: nobody leads in it."""

@@ -44,6 +44,10 @@ def _print(text: str) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if argv and argv[0] in ("status", "events"):
+        from elastic_adapter.launchers import look
+
+        return look.main(argv[0], argv[1:])
     from elastic_adapter.launchers.command_line import help_text, parse
 
     line = parse(argv)

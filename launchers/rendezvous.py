@@ -150,16 +150,22 @@ def _ignored(*settings: Given) -> tuple[str, ...]:
     return (f"no effect: {names}; only --rdzv-backend static without --standalone uses them",) if names else ()
 
 
-def _at_etcd(values: Mapping[str, Given], environ: Mapping[str, str], machine: Machine) -> Place:
-    """An etcd that is there already."""
-    backend = values["rdzv-backend"]
+def etcd_of(values: Mapping[str, Given], machine: Machine) -> ClusterConfig:
+    """How to reach an etcd that is there already."""
     spots, scheme = _etcd_spots(values)
-    _check_id(values)
-    cluster = ClusterConfig(
+    return ClusterConfig(
         endpoints=tuple(spot.at(_ETCD_PORT) for spot in spots),
         named_by=values["rdzv-endpoint"].where,
         credentials=_credentials(values, scheme, machine.roots),
     )
+
+
+def _at_etcd(values: Mapping[str, Given], environ: Mapping[str, str], machine: Machine) -> Place:
+    """An etcd that is there already."""
+    backend = values["rdzv-backend"]
+    spots, _ = _etcd_spots(values)
+    _check_id(values)
+    cluster = etcd_of(values, machine)
     v3 = f"{backend.where} {backend.text} means etcd's v3 API here: no --enable-v2 is needed"
     notes = () if backend.text == "etcdv3" else (v3,)
     address, origin = _address(values, environ, machine, spots, _ETCD_PORT)

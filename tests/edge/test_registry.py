@@ -13,7 +13,7 @@ from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
 from elastic_adapter.core.etcd import Etcd, created_at, delete_prefix, put
 from elastic_adapter.core.memory import MemoryRegistry
 from elastic_adapter.core.model import CheckpointRef, Endpoint, Failed, Placement, Succeeded, WorkerExit, World
-from elastic_adapter.core.ports import Record
+from elastic_adapter.core.ports import Note, Record
 from elastic_adapter.core.registry import Abandoned, Ended, Entered, EtcdRegistry, NodeTaken
 from elastic_adapter.core.restart import History
 from helpers.etcd_servers import binary, cluster
@@ -100,6 +100,22 @@ class TestRegistry:
     def test_nothing_is_committed_at_first(self, registry):
         """Before the first commit the record is empty."""
         assert asyncio.run(registry.load()) == Record()
+
+    def test_notes_are_kept_in_order(self, registry):
+        """What is written down is read back in order; twice is once; whoever does not lead may not write."""
+        notes = tuple(Note(0, number, 1.5 * number, "exit", f"größe {number}") for number in (1, 2, 10))
+
+        async def main():
+            leader = await registry.campaign("n0", "unix:/a")
+            mine = tuple(replace(each, epoch=leader.epoch) for each in notes)
+            await registry.note(leader.epoch, mine[2:])
+            await registry.note(leader.epoch, mine)
+            with pytest.raises(Fenced):
+                await registry.note(leader.epoch - 1, mine)
+            return mine, await registry.notes()
+
+        mine, found = asyncio.run(main())
+        assert found == mine
 
     @pytest.mark.parametrize("name", RECORDS)
     def test_commit_of_the_leader_is_loaded_back(self, registry, name):
