@@ -307,9 +307,9 @@ class TestMisuse:
         ("flags", "words"),
         [
             (("--nnodes", "2:4"), ("node d has --nnodes 2:4", "node a", "2:3")),
-            (("--nproc-per-node", "2"), ("--nproc-per-node 2", "with 1")),
+            (("--nproc-per-node", "2"), ("--nproc-per-node 2", "with --nproc-per-node 1")),
             (("--max-restarts", "3"), ("--max-restarts 3",)),
-            (("--framework", "torch"), ("--framework torch", "with plain")),
+            (("--framework", "torch"), ("--framework torch", "with --framework plain")),
             (("--isolation-timeout", "5"), ("--isolation-timeout 5",)),
         ],
         ids=lambda value: value[0] if value[0].startswith("--") else "",

@@ -129,17 +129,16 @@ class Fleet:
             time.sleep(0.2)
 
     def kill(self, name: str) -> float:
-        """kill -9 of the node's agent and of all that it started; when."""
+        """kill -9 of the node's agent and of all that it started; when that was over."""
         node = self.nodes.pop(name)
         pids = [node.process.pid, *(pid for pid in node.family() if pid != node.process.pid)]
-        at = time.time()
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         node.process.wait(10)
-        return at
+        return time.time()
 
     def stop(self) -> None:
         """Let the training end well on all nodes."""
