@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic_adapter.adapters.registry import Options
 from elastic_adapter.core.environment import neutral_env
-from elastic_adapter.core.model import Seat
+from elastic_adapter.core.model import Failed, Seat
 from elastic_adapter.core.ports import FailureDetail
 
 
@@ -23,6 +23,9 @@ class PlainAdapter:
 
     def worker_env(self, seat: Seat) -> dict[str, str]:
         return neutral_env(seat)
+
+    def error_file(self, outcome: Failed) -> str | None:  # noqa: ARG002 (the port's)
+        return None
 
     def read_error_file(self, content: str) -> FailureDetail | None:  # noqa: ARG002 (the port's)
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from elastic_adapter.core.model import Outcome, Seat, World
+from elastic_adapter.core.model import Failed, Outcome, Seat, World
 from elastic_adapter.core.restart import History
 
 
@@ -146,6 +146,10 @@ class Adapter(Protocol):
 
     def worker_env(self, seat: Seat) -> dict[str, str]:
         """Variables that tell a worker its place in the world."""
+        ...
+
+    def error_file(self, outcome: Failed) -> str | None:
+        """What whoever started the launcher wants to find in its error file; None: this framework has none."""
         ...
 
     def read_error_file(self, content: str) -> FailureDetail | None:

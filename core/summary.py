@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.model import Failed, Outcome, Stopped, Succeeded, WorkerExit
@@ -25,6 +26,19 @@ def summarize(outcome: Outcome, restarts: int) -> str:
             return f"job failed: {reason}\n{_failure(first)}"
         case _:
             assert_never(outcome)  # type: ignore[arg-type]
+
+
+def as_values(outcome: Outcome, job_id: str, node: str) -> dict[str, object]:
+    """The same for programs: what can be written as JSON."""
+    first = outcome.first if isinstance(outcome, Failed) else None
+    return {
+        "job": job_id,
+        "node": node,
+        "outcome": type(outcome).__name__.lower(),
+        "reason": outcome.reason,
+        "exit_code": outcome.exit_code,
+        "first_failure": None if first is None else {**asdict(first), "how": first.how, "exit_code": first.status},
+    }
 
 
 def _after(restarts: int) -> str:

@@ -27,5 +27,7 @@ class LaunchPlan:
     sources: tuple[Source, ...]
     # None: one node, nothing but this process.
     cluster: ClusterConfig | None = None
+    # Where the end is written as JSON; None: nowhere.
+    summary_file: str | None = None
     # Lines that the user should see once at the start.
     notes: tuple[str, ...] = ()

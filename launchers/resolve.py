@@ -101,6 +101,7 @@ def resolve(
             paddle=paddle,
         ),
         cluster=cluster,
+        summary_file=values["summary-file"].text,
         notes=(*told.notes, *place.notes, *_notes(values, adapter, slots, environ)),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from elastic_adapter.core.output import ConsoleHandler, LineFormatter, Output
 from elastic_adapter.core.ports import PythonProgram
 from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.standby import StandbyPool
-from elastic_adapter.core.summary import summarize
+from elastic_adapter.core.summary import as_values, summarize
 from elastic_adapter.core.waiting import on_signals
 from elastic_adapter.core.workers import Starter, worker_log
 from elastic_adapter.launchers.plan import LaunchPlan
@@ -66,12 +67,30 @@ def launch(plan: LaunchPlan) -> int:
     outcome: Outcome | None = None
     try:
         outcome = asyncio.run(_run(plan, guard, output, Path(scratch)))
+        _write_end(plan, outcome)
         return outcome.exit_code
     finally:
         # All is delivered, however slowly it is read; but whoever stopped the job does not want to wait for that.
         output.close(None if isinstance(outcome, Succeeded | Failed) else _CONSOLE_S)
         # The guard has done so, unless it was killed.
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_end(plan: LaunchPlan, outcome: Outcome) -> None:
+    """How it ended, for programs: in the file that the user names, and where torch's tools look for it."""
+    files: dict[str, str] = {}
+    if plan.summary_file is not None:
+        files[plan.summary_file] = json.dumps(as_values(outcome, plan.job.job_id, plan.node.node), indent=2) + "\n"
+    asked = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    content = plan.adapter.error_file(outcome) if asked and isinstance(outcome, Failed) else None
+    if asked and content is not None:
+        files[asked] = content
+    for path, text in files.items():
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text)
+        except OSError as error:
+            logging.getLogger("elastic_adapter.launch").warning("%s can't be written: %s", path, error.strerror)
 
 
 def _raise_file_limit() -> None:

@@ -398,6 +398,13 @@ SETTINGS: tuple[Setting, ...] = (
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         empty_is_a_value=True,
     ),
+    _setting(
+        "summary-file",
+        "logs",
+        "file for the end of the job as JSON: outcome, reason, exit code, first failure",
+        metavar="PATH",
+        torchrun=False,
+    ),
     _setting("event-log-handler", "logs", "null or console; accepted, no effect", metavar="NAME", default="null"),
     _setting("logs-specs", "logs", "not supported: needs torch in the launcher", metavar="NAME", torchrun=False),
     Setting("log-level", "logs", "how much the launcher itself tells", (), ("LOGLEVEL",), "INFO", "LEVEL"),

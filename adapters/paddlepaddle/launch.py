@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from elastic_adapter.adapters.registry import Options
 from elastic_adapter.core.environment import neutral_env
-from elastic_adapter.core.model import Assignment, Endpoint, Seat
+from elastic_adapter.core.model import Assignment, Endpoint, Failed, Seat
 from elastic_adapter.core.ports import FailureDetail
 
 _FIRST_PORT, _PORTS = 1024, 65536 - 1024
@@ -56,6 +56,9 @@ class PaddleAdapter:
             "POD_NAME": seat.node,
             **({"PADDLE_LOG_DIR": os.path.abspath(self.log_dir)} if self.log_dir else {}),
         }
+
+    def error_file(self, outcome: Failed) -> str | None:  # noqa: ARG002 (the port's)
+        return None
 
     def read_error_file(self, content: str) -> FailureDetail | None:  # noqa: ARG002 (the port's)
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic_adapter.adapters.registry import Options
 from elastic_adapter.core.environment import neutral_env
-from elastic_adapter.core.model import Seat
+from elastic_adapter.core.model import Failed, Seat
 from elastic_adapter.core.ports import FailureDetail
 
 
@@ -64,8 +64,22 @@ class TorchAdapter:
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(self.signals),
         }
 
+    def error_file(self, outcome: Failed) -> str | None:
+        return error_file(outcome)
+
     def read_error_file(self, content: str) -> FailureDetail | None:
         return read_error_file(content)
+
+
+def error_file(outcome: Failed) -> str:
+    """What torch's ``@record`` would have written for the failure that ended the job."""
+    import json
+
+    first = outcome.first
+    stack = first.detail if first is not None else ""
+    extra = {"py_callstack": stack, "timestamp": str(int(first.at if first is not None else 0))}
+    message = (first.error if first is not None else "") or outcome.reason
+    return json.dumps({"message": {"message": message, "errorCode": outcome.exit_code, "extraInfo": extra}})
 
 
 def read_error_file(content: str) -> FailureDetail | None:

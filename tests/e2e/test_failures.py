@@ -1,5 +1,6 @@
 """Workers fail in all the ways they can; the job restarts or ends with the cause in words."""
 
+import json
 import os
 import re
 import signal
@@ -206,3 +207,31 @@ dist.destroy_process_group()
     job = launch(*TORCH, "--max-restarts", 1, "--no-standby", "--master-port", port, script(text))
     assert job.finish() == 0
     job.seen(f"generation 2 at {port}", times=2)
+
+
+def test_the_end_as_json(launch, script, tmp_path):
+    """What a person reads in the summary, a program finds in a file; and torch's tools where they look for it."""
+    path, error = tmp_path / "new" / "end.json", tmp_path / "error.json"
+    text = script("raise ValueError('the data is bad')")
+    job = launch(*TORCH, "--no-standby", "--summary-file", path, text, env={"TORCHELASTIC_ERROR_FILE": str(error)})
+    assert job.finish() == 1
+    end = json.loads(path.read_text())
+    assert (end["outcome"], end["exit_code"]) == ("failed", 1)
+    first = end["first_failure"]
+    assert first["error"] == "ValueError: the data is bad"
+    assert (first["how"], first["signal"], first["generation"]) == ("exited with code 1", None, 1)
+    assert "Traceback" in first["detail"]
+    recorded = json.loads(error.read_text())["message"]
+    assert (recorded["message"], recorded["errorCode"]) == ("ValueError: the data is bad", 1)
+    assert "Traceback" in recorded["extraInfo"]["py_callstack"]
+
+
+def test_the_end_of_a_good_job_as_json(launch, script, tmp_path):
+    """A good end is one, too; and a file that can't be written does not change it."""
+    job = launch("--framework", "plain", "--summary-file", tmp_path / "end.json", script("print('done')"))
+    assert job.finish() == 0
+    end = json.loads((tmp_path / "end.json").read_text())
+    assert (end["outcome"], end["exit_code"], end["first_failure"]) == ("succeeded", 0, None)
+    job = launch("--framework", "plain", "--summary-file", "/proc/nowhere/end.json", script("print('done')"))
+    assert job.finish() == 0
+    job.seen("/proc/nowhere/end.json can't be written")
