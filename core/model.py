@@ -178,6 +178,8 @@ class WorkerExit:
     error: str = ""
     # How long it lived, in seconds; None: not known.
     age_s: float | None = None
+    # The last step that it told of; None: it told of none.
+    step: int | None = None
     # Whether the kernel was killing for want of memory when it was killed.
     oom: bool = False
 

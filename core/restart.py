@@ -87,7 +87,8 @@ class RestartPolicy:
 
     def at_start(self, exit: WorkerExit) -> bool:
         """Whether a worker failed by itself before it got anywhere. Whoever kills workers does not count."""
-        return exit.signal is None and exit.age_s is not None and exit.age_s <= self.startup_s
+        young = exit.age_s is not None and exit.age_s <= self.startup_s
+        return young and exit.signal is None and exit.step is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ def _failure(exit: WorkerExit) -> str:
         f"    how         {exit.how}",
         f"    exit code   {exit.status}",
     ]
+    if exit.step is not None:
+        facts.append(f"    last step   {exit.step}")
     if exit.detail:
         heading = {"stderr": "last lines of stderr"}.get(exit.detail_source, "traceback")
         facts.append(f"    {heading}:")

@@ -224,6 +224,7 @@ def _exit_to_wire(exit: WorkerExit) -> pb.WorkerExited:
         error=_text(exit.error),
         age_s=exit.age_s,
         oom=exit.oom,
+        step=exit.step,
     )
 
 
@@ -247,6 +248,7 @@ def _exit_from_wire(exit: pb.WorkerExited) -> WorkerExit:
         error=exit.error,
         age_s=exit.age_s if exit.HasField("age_s") else None,
         oom=exit.oom,
+        step=exit.step if exit.HasField("step") else None,
     )
 
 

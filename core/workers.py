@@ -18,6 +18,7 @@ from elastic_adapter.core.oom import OomCounter
 from elastic_adapter.core.output import STDERR_FD, STDOUT_FD, Output, Stream
 from elastic_adapter.core.ports import Adapter, FailureDetail, Program, PythonProgram
 from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Exit, Guard, Process, Spawn
+from elastic_adapter.core.progress import ProgressPages
 
 _CHANNEL_VARIABLE = "ELASTIC_CHANNEL_FD"
 _TAIL_LINES = 20
@@ -78,6 +79,7 @@ class Starter:
     environ: Mapping[str, str]
     # Where logs and error files of this run are: attempt_N/LOCAL_RANK/ below it.
     folder: Path
+    progress: ProgressPages
     oom: OomCounter = field(default_factory=OomCounter)
 
     async def cold(self, seat: Seat) -> Worker:
@@ -130,6 +132,7 @@ class Starter:
                 await asyncio.wait_for(self.output.drained(worker.stderr), _DRAIN_S)
             source, detail = self._words(worker)
             detail = detail[-_LONGEST_DETAIL:]
+        told = self.progress.read(worker.seat.local_rank, worker.seat.assignment.generation)
         return WorkerExit(
             node=worker.seat.node,
             generation=worker.seat.assignment.generation,
@@ -143,6 +146,7 @@ class Starter:
             detail=detail,
             error=worker.error.message.strip().splitlines()[-1][:_LONGEST_LINE] if worker.error is not None else "",
             age_s=age_s,
+            step=None if told is None else told.step,
             oom=exit.signal == signal.SIGKILL and self.oom.raised(),
         )
 
@@ -160,6 +164,7 @@ class Starter:
         return {
             **self.adapter.slot_env(local_rank, self.node.slots, self.environ),
             _CHANNEL_VARIABLE: str(CHANNEL_FD),
+            "ELASTIC_PROGRESS": self.progress.path(local_rank),
         }
 
     def _args(self, seat: Seat) -> tuple[str, ...]:

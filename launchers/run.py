@@ -26,6 +26,7 @@ from elastic_adapter.core.notices import NoticeBoard
 from elastic_adapter.core.output import ConsoleHandler, LineFormatter, Output
 from elastic_adapter.core.ports import PythonProgram
 from elastic_adapter.core.processes import Guard
+from elastic_adapter.core.progress import ProgressPages
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import as_values, summarize
 from elastic_adapter.core.waiting import on_signals
@@ -123,7 +124,8 @@ async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) ->
     on_signals(plan.node.signals, caught.append)
     guard.listen()
     folder = _log_folder(plan) or scratch
-    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder)
+    pages = ProgressPages(scratch)
+    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder, pages)
     pool = _pool(plan, starter)
     board = NoticeBoard(f"{scratch}/notices.sock")
     await board.open()

@@ -76,7 +76,7 @@ class Pong(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node", "error", "age_s", "oom")
+    __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node", "error", "age_s", "oom", "step")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class WorkerExited(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     OOM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     local_rank: int
     rank: int
@@ -103,7 +104,8 @@ class WorkerExited(_message.Message):
     error: str
     age_s: float
     oom: bool
-    def __init__(self, generation: _Optional[int] = ..., local_rank: _Optional[int] = ..., rank: _Optional[int] = ..., code: _Optional[int] = ..., signal: _Optional[int] = ..., at: _Optional[float] = ..., pid: _Optional[int] = ..., detail_source: _Optional[str] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., error: _Optional[str] = ..., age_s: _Optional[float] = ..., oom: bool = ...) -> None: ...
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., local_rank: _Optional[int] = ..., rank: _Optional[int] = ..., code: _Optional[int] = ..., signal: _Optional[int] = ..., at: _Optional[float] = ..., pid: _Optional[int] = ..., detail_source: _Optional[str] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., error: _Optional[str] = ..., age_s: _Optional[float] = ..., oom: bool = ..., step: _Optional[int] = ...) -> None: ...
 
 class NodeDrained(_message.Message):
     __slots__ = ("generation",)

@@ -93,6 +93,18 @@ def test_a_crash_loop_of_one_rank(launch, script):
     job.seen("rank 1 failed 3 times in a row")
 
 
+def test_a_worker_that_got_on_is_past_its_start(launch, script):
+    """The same failure again, as soon after the start: but it had done a step, and is told with it."""
+    text = "from elastic_adapter.core.worker import progress\n" + UP
+    text += "if generation == '4': sys.exit(0)\nprogress(11)\nif rank == '1': sys.exit(5)\ntime.sleep(60)"
+    job = launch(*PLAIN, script(text))
+    assert job.finish() == 0, job.text
+    job.seen("restart 3 of 5")
+    failed = launch("--framework", "plain", "--nproc-per-node", 2, script(text))
+    assert failed.finish() == 5
+    failed.seen("last step   11")
+
+
 @pytest.fixture
 def small_cgroup():
     """A memory cgroup of 64 MiB: the file to write one's pid to."""

@@ -231,6 +231,7 @@ class TestStartUpFailures:
             pytest.param(RestartPolicy(9), (exited(7, age_s=40.0),), exited(7), False, id="the first was later"),
             pytest.param(RestartPolicy(9), (exited(7),), exited(7, age_s=40.0), False, id="this one is later"),
             pytest.param(RestartPolicy(9), (exited(signal=9),), exited(signal=9), False, id="killed on purpose"),
+            pytest.param(RestartPolicy(9), (exited(7),), replace(exited(7), step=3), False, id="it had got on"),
             pytest.param(RestartPolicy(9, startup_failures=0), (exited(7),) * 5, exited(7), False, id="off"),
             pytest.param(RestartPolicy(9, startup_failures=1), (), exited(7), True, id="once is enough"),
             pytest.param(RestartPolicy(9, startup_failures=3), (exited(7),), exited(7), False, id="twice of three"),
