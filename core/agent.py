@@ -27,7 +27,6 @@ from elastic_adapter.core.events import (
 )
 from elastic_adapter.core.model import (
     Assignment,
-    Directive,
     Drain,
     Failed,
     Halt,
@@ -54,6 +53,8 @@ log = logging.getLogger(__name__)
 
 # These end the whole job; any other handled signal asks only this node to go.
 _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
+# Directives that make those before them void, or may.
+_DECIDING = Run | Drain | Hold | Halt
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
@@ -110,6 +111,8 @@ class Agent:
         self._reservations = Reservations(node.address)
         self._ports: list[int] = []
         self._assignment: Assignment | None = None
+        # The last generation whose workers were started here.
+        self._begun = 0
         self._workers: list[Worker] = []
         # Workers that were told to end and have not done so yet.
         self._ending: list[Worker] = []
@@ -158,7 +161,7 @@ class Agent:
 
     async def _handle(self, incident: Incident) -> Outcome | None:
         """Act on what happened; an outcome means that it is over."""
-        if isinstance(incident, Directive):
+        if isinstance(incident, _DECIDING):
             self._directives_waiting -= 1
         match incident:
             case Run(assignment=assignment):
@@ -234,7 +237,7 @@ class Agent:
                 self._guard.signal(worker.process, self._node.leave_signal)
 
     def notice(self, notice: Notice) -> None:
-        if isinstance(notice, Directive):
+        if isinstance(notice, _DECIDING):
             self._directives_waiting += 1
         if isinstance(notice, CutOff):
             # Whatever this agent waits for then, its workers do not outlive this time.
@@ -268,8 +271,23 @@ class Agent:
     # Directives.
 
     async def _run_world(self, assignment: Assignment) -> None:
-        if self._assignment is not None and assignment.generation <= self._assignment.generation:
+        """Start this node's part of a world, once. A leader that took over may send again what the last one sent."""
+        known = self._assignment
+        latest = known if known is not None and known.generation > assignment.generation else assignment
+        if latest.generation <= self._begun:
             return
+        if known is None or latest.generation > known.generation:
+            await self._make_room(latest)
+        head_start_s = self._starter.adapter.head_start_s if latest.group_rank > 0 else 0.0
+        await self._wait_for_start(latest.start_delay_s + head_start_s)
+        if self._directives_waiting:
+            # What waits may be a later world, or an end. If it is this one again, it begins then.
+            return
+        self._begun = latest.generation
+        await self._start(latest)
+
+    async def _make_room(self, assignment: Assignment) -> None:
+        """End whatever runs of an earlier world."""
         if self._pool is not None:
             self._pool.stop_filling()
         await self._offer_ports(assignment)
@@ -278,11 +296,6 @@ class Agent:
         self._assignment = assignment
         self._running = assignment.generation
         self._exits = []
-        head_start_s = self._starter.adapter.head_start_s if assignment.group_rank > 0 else 0.0
-        await self._wait_for_start(assignment.start_delay_s + head_start_s)
-        if self._directives_waiting:
-            return
-        await self._start(assignment)
 
     async def _drain(self, generation: int, grace_s: float, reason: str) -> None:
         if self._assignment is None or generation != self._assignment.generation:

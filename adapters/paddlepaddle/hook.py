@@ -5,6 +5,10 @@ paddle's own function when somebody listens. And each of its requests is written
 waits for an answer to the first (Nagle's algorithm, against a delayed acknowledgement), 40 ms every time: here the
 store's connections do not wait. Standard library only; a script sees no difference but the time.
 
+Groups beyond the first share keys in that store: a rank may read where its peer listened for the group before, and is
+refused ("Connection refused" in ProcessGroupGloo.create; rare with the delays above, frequent without). So every later
+group of gloo gets a store of its own, at its first rank.
+
 ``woken`` is called when a standby learns its place: it undoes what the import did for want of a rank.
 """
 
@@ -15,7 +19,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 _LOOK_EVERY_S = 0.005
 # After this time paddle's own patience, and its words, take over.
@@ -73,6 +79,46 @@ def _do_not_delay(port: int) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+# Stores must outlive their groups.
+_stores: list[object] = []
+
+
+def _separate(core: ModuleType) -> None:
+    """Give every group of gloo but the first a store of its own."""
+    gloo, make = getattr(core, "ProcessGroupGloo", None), getattr(core, "TCPStore", None)
+    if gloo is None or make is None:
+        return
+    original = gloo.create
+    seen: list[int] = []
+
+    def create(store: Any, rank: int, world_size: int, group_id: int = 0) -> object:
+        seen.append(group_id)
+        if len(seen) > 1 and world_size > 1:
+            store = _own_store(make, store, rank, f"elastic/gloo/{group_id}/{seen.count(group_id)}")
+        return original(store, rank, world_size, group_id)
+
+    gloo.create = staticmethod(create)
+
+
+def _own_store(make: Callable[..., object], store: Any, rank: int, key: str) -> object:
+    """The first rank of a group hosts it, and says where in the store that all have."""
+    if rank == 0:
+        host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0]
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            free.bind((host.strip("[]"), 0))
+            port = free.getsockname()[1]
+        own = make(host, port, True, 1)
+        store.set(key, f"{host} {port}")
+    else:
+        host, _, text = store.get(key).decode().partition(" ")
+        port = int(text)
+        own = make(host, port, False, 1)
+    _stores.append(own)
+    _do_not_delay(port)
+    return own
+
+
 _core = sys.modules.get("paddle.base.core")
 if _core is not None:
     _quicken(_core)
+    _separate(_core)

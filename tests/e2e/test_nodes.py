@@ -1,6 +1,7 @@
 """Several agents on loopback addresses and a real etcd: any of them may go, and the job goes on."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -232,6 +233,27 @@ def test_a_run_whose_nodes_all_died_does_not_stand_in_the_way(fleet):
         again = job.start("d", "--nnodes", "1:1", script=("steps=5",))
         assert again.finish() == 0
     assert "nobody is alive of it" in again.text
+
+
+@pytest.mark.parametrize("how", ["leaves", "is killed"])
+def test_the_leader_goes_while_others_still_save(fleet, how):
+    """Their workers take a second to stop: what the next leader sends again meanwhile is neither lost nor done twice."""
+    job = fleet("2:3", "--quiet-time", "0.5")
+    job.start_in_order("a", "b", "c", script=("hang=1", "save=1"))
+    job.trains("a", "b", "c")
+    leader = job.nodes["a"]
+    if how == "leaves":
+        leader.signal(signal.SIGTERM)
+        at = time.time()
+        job.until(lambda: "generation 2" in job.nodes["b"].text, "the next world")
+        del job.nodes["a"]
+    else:
+        at = job.kill("a")
+    assert job.trains("b", "c", since=at) == 2
+    job.trains_on("bc", 2, 2.0)
+    for name in "bc":
+        assert len(re.findall(r"generation 2 rank \d of 2", job.nodes[name].text)) == 1, job.nodes[name].text
+    job.stop()
 
 
 def test_a_replacement_with_the_same_name_takes_its_old_rank(fleet):

@@ -20,7 +20,8 @@ import paddle
 from paddle.distributed import fleet
 
 fleet.init(is_collective=True)
-assert fleet.worker_num() == 2 and len(fleet.worker_endpoints()) == 2
+size = int(os.environ["PADDLE_TRAINERS_NUM"])
+assert fleet.worker_num() == len(fleet.worker_endpoints()) == size
 assert fleet.worker_index() == int(os.environ["PADDLE_TRAINER_ID"])
 paddle.seed(7)
 model = fleet.distributed_model(paddle.nn.Linear(4, 1))
@@ -37,11 +38,13 @@ print(f"rank {fleet.worker_index()} sum {total.item()} weight {weight}", flush=T
 """
 
 
-def test_fleet(launch, script):
-    """A training of fleet runs as it is: both ranks see each other and end with the same weights."""
-    job = launch(*PADDLE, script(FLEET))
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_fleet(launch, script, size):
+    """A training of fleet runs as it is: all ranks see each other, in all its groups, and end with the same weights."""
+    job = launch("--framework", "paddle", "--nproc_per_node", size, "--max_restart", 0, script(FLEET))
     assert job.finish() == 0, job.text
-    weights = {job.seen(rf"rank {rank} sum 1.0 weight (\S+)")[1] for rank in (0, 1)}
+    total = sum(range(size))
+    weights = {job.seen(rf"rank {rank} sum {total}.0 weight (\S+)")[1] for rank in range(size)}
     assert len(weights) == 1
 
 

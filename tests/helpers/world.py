@@ -1,13 +1,14 @@
 """A training of the standard library alone, whose every step takes all ranks: what it writes proves who got on together.
 
-    world.py FOLDER [steps=N] [fail=RANK@GENERATION:STEP] [finish=NODE] [linger=S] [hang=1]
+    world.py FOLDER [steps=N] [fail=RANK@GENERATION:STEP] [finish=NODE] [linger=S] [hang=1] [save=S]
 
 Rank 0 is the hub: each rank sends it the number of its step and goes on when it has heard from all. A step that was
 taken is a line ``time generation world_size rank step node`` in FOLDER/NODE.steps. A rank whose hub, or whose peer, is
-gone fails, as a collective does, or hangs, if told so; a peer that is only silent makes all hang, as a collective does, too.
+gone fails, as a collective does, or hangs, if told so; one that is told to end takes its time to save, if told so; a peer that is only silent makes all hang, as a collective does, too.
 """
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -18,6 +19,15 @@ rank, size = int(os.environ["ELASTIC_RANK"]), int(os.environ["ELASTIC_WORLD_SIZE
 generation, node = os.environ["ELASTIC_GENERATION"], os.environ["ELASTIC_NODE"]
 place = (os.environ["ELASTIC_MASTER_ADDR"], int(os.environ["ELASTIC_MASTER_PORT"]))
 print(f"generation {generation} rank {rank} of {size} on {node} pid {os.getpid()}", flush=True)
+
+
+def save(*_):
+    time.sleep(float(options["save"]))
+    os._exit(0)
+
+
+if "save" in options:
+    signal.signal(signal.SIGTERM, save)
 
 
 def receive(sock):
