@@ -238,8 +238,9 @@ def test_a_run_whose_nodes_all_died_does_not_stand_in_the_way(fleet):
 @pytest.mark.parametrize("how", ["leaves", "is killed"])
 def test_the_leader_goes_while_others_still_save(fleet, how):
     """Their workers take a second to stop: what the next leader sends again meanwhile is neither lost nor done twice."""
-    job = fleet("2:3", "--quiet-time", "0.5")
-    job.start_in_order("a", "b", "c", script=("hang=1", "save=1"))
+    job = fleet("2:3", "--quiet-time", "20")
+    job.start_in_order("a", script=("hang=1",))
+    job.start_in_order("b", "c", script=("hang=1", "save=1"))
     job.trains("a", "b", "c")
     leader = job.nodes["a"]
     if how == "leaves":
@@ -249,7 +250,7 @@ def test_the_leader_goes_while_others_still_save(fleet, how):
         del job.nodes["a"]
     else:
         at = job.kill("a")
-    assert job.trains("b", "c", since=at) == 2
+    assert job.trains("b", "c", since=at) == 2, job.text
     job.trains_on("bc", 2, 2.0)
     for name in "bc":
         assert len(re.findall(r"generation 2 rank \d of 2", job.nodes[name].text)) == 1, job.nodes[name].text
