@@ -60,8 +60,8 @@ def this_machine() -> Machine:
 
 def gpu_count(machine: Machine, environ: Mapping[str, str]) -> int:
     """The GPUs a worker would see, as far as that can be told from outside."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "all")
+    if visible != "all":
         return len(_entries(visible))
     return len(machine.gpus()) or machine.amd_gpus()
 

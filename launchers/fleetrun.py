@@ -28,7 +28,10 @@ _NAMES = {"gpu": "GPU", "npu": "NPU", "xpu": "XPU"}
 
 # What PaddleCloud, its operator and Kubernetes tell a pod; there are no flags for these.
 _SERVICE = ("PADDLE_ELASTIC_ETCD_SERVICE_HOST", "PADDLE_ELASTIC_ETCD_SERVICE_PORT")
-_CLOUD = ("PADDLE_TRAINERS", "PADDLE_TRAINERS_NUM", "PADDLE_PORT", "TRAINER_PORTS_NUM")
+_CLOUD = (
+    *("PADDLE_TRAINERS", "PADDLE_TRAINERS_NUM", "PADDLE_PORT", "TRAINER_PORTS_NUM"),
+    *("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS"),
+)
 
 # Those by which a command without --framework is known to be meant for Paddle.
 _TELLING = frozenset(
@@ -233,9 +236,27 @@ class _Translation:
                 "python -m paddle.distributed.launch"
             )
 
+    def _addresses(self) -> Given:
+        """--ips, or the hosts of a list of all workers' endpoints, as clouds give it."""
+        ips = self.settle("ips")
+        endpoints = self.variable("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
+        spots = [rendezvous.parsed(item) for item in endpoints.items()]
+        hosts = list(dict.fromkeys(spot.host for spot in spots if spot is not None))
+        told = ips.explicit or self.values["nnodes"].explicit or self.variable("PADDLE_TRAINERS").text is not None
+        if told or len(hosts) <= 1:
+            return ips
+        if None in spots or len(spots) % len(hosts):
+            raise endpoints.wrong("a list of HOST:PORT, as many for each host")
+        self.values["ips"] = Given("ips", ",".join(hosts), endpoints.origin)
+        if not self.values["start_port"].explicit and spots[0] is not None and spots[0].port:
+            self.values["start_port"] = Given("start_port", str(spots[0].port), endpoints.origin)
+        if not self.values["nproc-per-node"].explicit:
+            self.values["nproc-per-node"] = Given("nproc-per-node", str(len(spots) // len(hosts)), endpoints.origin)
+        return self.values["ips"]
+
     def count_nodes(self) -> None:
         """nnodes: given, or the number of addresses that are."""
-        ports, ips = self.variable("TRAINER_PORTS_NUM"), self.settle("ips")
+        ports, ips = self.variable("TRAINER_PORTS_NUM"), self._addresses()
         trainers, number = self.variable("PADDLE_TRAINERS"), self.variable("PADDLE_TRAINERS_NUM")
         if ips.text is not None and not ips.items():
             raise ips.wrong("a list of addresses such as 10.0.0.1,10.0.0.2")
@@ -428,9 +449,12 @@ class _Translation:
         kinds = [_KINDS[each.where[2:]] for each in said if each.where[2:] in _KINDS]
         given = self.agree("devices", said)
         kind = kinds[0] if kinds else self._visible_kind()
-        if given.text is None:
+        if given.text is None and kind == "gpu":
             return (), kind
         labels, source = self._visible(kind, given)
+        if given.text is None:
+            # GPUs are counted by whoever starts them; of the others only those are known that a variable names.
+            return tuple(str(index) for index in range(len(labels or ()))), kind
         wanted = given.items()
         for item in wanted:
             if not (item in labels if labels is not None else re.fullmatch(r"\d+", item, re.ASCII)):

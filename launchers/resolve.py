@@ -41,7 +41,7 @@ def resolve(
     place = rendezvous.meet(values, environ, machine)
     python = interpreter(values["python"], environ, machine.python)
     own = python == machine.python
-    target = program(values, words, environ, python, own=own, plain=entry.name == "plain")
+    target = program(values, words, environ, python, own=own, plain=entry.name in ("plain", "paddle"))
     if own and not isinstance(target, NativeProgram):
         framework.check_installed(entry, machine.installed)
     slots = workers(values["nproc-per-node"], environ, machine, python)
@@ -353,7 +353,8 @@ def _sources(
 
 def _notes(values: Mapping[str, Given], adapter: Adapter, slots: int, environ: Mapping[str, str]) -> list[str]:
     notes: list[str] = []
-    if "OMP_NUM_THREADS" in adapter.slot_env(0, slots, environ):
+    # With paddle that is how it always is.
+    if adapter.name == "torch" and "OMP_NUM_THREADS" in adapter.slot_env(0, slots, environ):
         notes.append(f"OMP_NUM_THREADS is set to 1 for each of the {slots} workers, because it was not set")
     if values["monitor-interval"].explicit:
         notes.append(f"{values['monitor-interval'].where} has no effect: exits are seen at once, nothing is polled")

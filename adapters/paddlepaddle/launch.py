@@ -30,11 +30,13 @@ class PaddleAdapter:
     head_start_s: float = 0.0
 
     def slot_env(self, local_rank: int, slots: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        # Paddle's import would set it, too, but too late for what a script imports before.
+        env = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": "1"}
         devices = self.devices or tuple(str(number) for number in range(self.gpus))
-        if not self.devices and ("PADDLE_DISTRI_BACKEND" in inherited or len(devices) < slots):
-            return {} if "PADDLE_DISTRI_BACKEND" in inherited else {"PADDLE_DISTRI_BACKEND": "gloo"}
+        if len(devices) < max(slots, 1) and not self.devices:
+            return env if "PADDLE_DISTRI_BACKEND" in inherited else {**env, "PADDLE_DISTRI_BACKEND": "gloo"}
         chosen = ",".join(devices) if slots == 1 else devices[local_rank]
-        return {f"FLAGS_selected_{self.device_kind}s": chosen, **_BACKENDS.get(self.device_kind, {})}
+        return {**env, f"FLAGS_selected_{self.device_kind}s": chosen, **_BACKENDS.get(self.device_kind, {})}
 
     def worker_env(self, seat: Seat) -> dict[str, str]:
         assignment = seat.assignment

@@ -105,7 +105,7 @@ def test_dry_run_of_several_nodes(folder: Path) -> None:
         (["missing.py"], {}, ["script not found", "missing.py"]),
         (["--framework", "jax", "train.py"], {}, ["jax", "torch, paddle, plain"]),
         (["--framework", "paddle", "--run_mode", "ps", "train.py"], {}, ["--run_mode ps", "paddle.distributed.launch"]),
-        (["--framework", "paddle", "./simulate", "--no-python"], {"PADDLE_LOG_DIR": "/proc/logs"}, ["PADDLE_LOG_DIR"]),
+        (["--framework", "paddle", "--no-python", "true"], {"PADDLE_LOG_DIR": "/proc/logs"}, ["PADDLE_LOG_DIR"]),
         (["--framework", "paddle", "--nnodes", "2", "train.py"], {}, ["--master etcd://HOST:2379"]),
         (["--master", "a:1", "train.py"], {}, ["--master a:1", "--framework paddle"]),
         (["--nnodes=3:1", "train.py"], {}, ["--nnodes", "'3:1'"]),

@@ -157,12 +157,20 @@ def test_paddle_log_folder() -> None:
         (0, {}, {"PADDLE_DISTRI_BACKEND": "gloo"}),
         (1, {}, {"PADDLE_DISTRI_BACKEND": "gloo"}),
         (2, {}, {"FLAGS_selected_gpus": "1"}),
-        (2, {"PADDLE_DISTRI_BACKEND": "gloo"}, {}),
+        (2, {"PADDLE_DISTRI_BACKEND": "nccl"}, {"FLAGS_selected_gpus": "1"}),
+        (1, {"PADDLE_DISTRI_BACKEND": "own"}, {}),
     ],
 )
 def test_paddle_slot(gpus: int, inherited: dict[str, str], env: dict[str, str]) -> None:
     """Workers use a GPU each where there are enough, else gloo; the user's own choice stays."""
-    assert adapter("paddle", Options(gpus=gpus)).slot_env(1, 2, inherited) == env
+    made = adapter("paddle", Options(gpus=gpus)).slot_env(1, 2, {**inherited, "OMP_NUM_THREADS": "4"})
+    assert made == env
+
+
+def test_paddle_threads() -> None:
+    """One for each worker, unless the user says otherwise, before anything is imported."""
+    assert adapter("paddle").slot_env(0, 1, {})["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in adapter("paddle").slot_env(0, 1, {"OMP_NUM_THREADS": "4"})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ def test_paddle_slot(gpus: int, inherited: dict[str, str], env: dict[str, str]) 
 def test_paddle_devices_that_were_chosen(kind: str, slots: int, env: dict[str, str]) -> None:
     """One for each worker, in the order given; a single worker has them all."""
     chosen = adapter("paddle", Options(devices=("3", "5"), device_kind=kind))
-    assert chosen.slot_env(1 if slots > 1 else 0, slots, {}) == env
+    assert chosen.slot_env(1 if slots > 1 else 0, slots, {"OMP_NUM_THREADS": "1"}) == env
 
 
 def test_plain_worker() -> None:

@@ -585,3 +585,27 @@ def assert_line(error: UserError, parts: list[str]) -> None:
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_pods_that_know_all_endpoints() -> None:
+    """Where nothing else says who the nodes are, their list of workers does: hosts, workers on each, where to meet."""
+    environ = {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.1:6171,far:6170,far:6171", "PADDLE_TRAINER_ID": "1"}
+    made = plan("", **environ)
+    assert (made.job.min_nodes, made.job.max_nodes, made.node.slots, made.node.place) == (2, 2, 2, 1)
+    assert cluster(made).endpoints == ("10.0.0.1:6170",)
+    alone = plan("", PADDLE_TRAINER_ENDPOINTS="10.0.0.1:6170,10.0.0.1:6171")
+    assert (alone.cluster, alone.node.slots) == (None, 1)
+    at_etcd = plan("--np 2:4 --elastic_server e:1", **environ)
+    assert (cluster(at_etcd).endpoints, at_etcd.job.max_nodes) == (("e:1",), 4)
+
+
+def test_all_gpus_are_visible() -> None:
+    """The word that some clouds use is no name of a device."""
+    assert plan("", CUDA_VISIBLE_DEVICES="all").node.slots == plan("").node.slots
+
+
+def test_xpus_that_a_variable_names_are_used() -> None:
+    """As in Paddle: a worker for each."""
+    made = plan("", XPU_VISIBLE_DEVICES="4,5")
+    assert made.node.slots == 2
+    assert made.adapter.slot_env(1, 2, {})["FLAGS_selected_xpus"] == "1"

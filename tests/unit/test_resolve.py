@@ -814,4 +814,4 @@ def test_options_reach_the_adapter() -> None:
     paddle = plan(
         "--framework paddle --nproc-per-node 2 train.py", replace(GPUS, installed=lambda module: True)
     ).adapter
-    assert paddle.slot_env(1, 2, {}) == {"FLAGS_selected_gpus": "1"}
+    assert paddle.slot_env(1, 2, {"OMP_NUM_THREADS": "2"}) == {"FLAGS_selected_gpus": "1"}
