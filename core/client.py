@@ -66,7 +66,8 @@ class Link:
     async def _opened(self, call: grpc.aio.StreamStreamCall[pb.Report, pb.Directive], hello: pb.Report) -> None:
         try:
             await call.write(hello)
-            shown = dict(await call.initial_metadata() or ()).get(EPOCH)
+            # Pairs, and in some versions of grpc no mapping.
+            shown = next((value for name, value in await call.initial_metadata() or () if name == EPOCH), None)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             shown = None
         if shown is None:
