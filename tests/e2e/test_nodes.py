@@ -172,6 +172,40 @@ def test_a_failing_worker_is_charged_once(fleet):
     assert any("restart 1 of 1" in node.text for node in job.nodes.values())
 
 
+def leader(job):
+    """The node that leads, by what it says."""
+    epochs = {
+        name: [int(epoch) for epoch in re.findall(r"this node leads \S+ ?\S* ?\(epoch (\d+)", node.text)]
+        for name, node in job.nodes.items()
+    }
+    return max(epochs, key=lambda name: max(epochs[name], default=0))
+
+
+@pytest.mark.timeout(120)
+def test_the_budget_outlives_its_leaders(fleet):
+    """Three restarts, and after each of them the node that leads is killed: the fourth failure is still the last."""
+    job = fleet("1:4", "--max-restarts", "3", "--quiet-time", "20")
+    job.start_in_order("a", "b", "c", "d", script=("hang=1",))
+    generation = job.trains(*"abcd")
+
+    def kill_a_worker():
+        name = max(job.nodes)
+        pattern = rf"generation {generation} rank \d of \d on {name} pid (\d+)"
+        os.kill(int(job.nodes[name].seen(pattern)[1]), signal.SIGKILL)
+
+    for restart in (1, 2, 3):
+        kill_a_worker()
+        job.until(lambda after=generation + 1: after in job.generations(), "the next generation")
+        assert f"restart {restart} of 3" in job.text
+        at = job.kill(leader(job))
+        generation = job.trains(*job.nodes, since=at)
+        assert generation == 2 * restart + 1
+    kill_a_worker()
+    (last,) = job.nodes.values()
+    assert last.finish() == 137, last.text
+    last.seen("all 3 restarts are used up")
+
+
 def test_a_failure_beyond_the_budget_ends_all_with_its_code(fleet):
     """All nodes end with the code of the worker that failed first, and tell its story."""
     job = fleet("2")
