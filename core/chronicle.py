@@ -20,7 +20,7 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.job import Job
-from elastic_adapter.core.model import Failed, Stopped, Succeeded, signal_name
+from elastic_adapter.core.model import signal_name
 from elastic_adapter.core.ports import Note, Registry
 
 # One transaction of etcd takes 128 operations by default.
@@ -48,12 +48,8 @@ def notes_of(before: Job, event: Event, commands: tuple[Command, ...]) -> list[t
         match command:
             case Tell(reason=reason):
                 found.append(("decision", reason))
-            case Conclude(outcome=Succeeded(reason=reason)):
-                found.append(("end", f"succeeded: {reason}"))
-            case Conclude(outcome=Failed(reason=reason)):
-                found.append(("end", f"failed: {reason}"))
-            case Conclude(outcome=Stopped(reason=reason)):
-                found.append(("end", f"stopped: {reason}"))
+            case Conclude(outcome=outcome):
+                found.append(("end", f"{type(outcome).__name__.lower()}: {outcome.reason}"))
             case _:
                 pass
     return found

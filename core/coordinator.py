@@ -268,38 +268,37 @@ class Coordinator:
 
     async def _conclude(self, record: Record) -> None:
         """Write down the end. Where that can't be done, it is an end all the same: whoever is told of it stops."""
-        end = time.monotonic() + _CONCLUDE_S
-        while True:
-            try:
-                await self._registry.commit(self.epoch, record)
-            except OutOfReach as error:
-                if time.monotonic() >= end:
-                    log.warning("the end of the job could not be written to etcd: %s", error)
-                    break
-                await asyncio.sleep(_COMMIT_AGAIN_S)
-            else:
-                break
+        try:
+            await self._write(record, _CONCLUDE_S)
+        except OutOfReach as error:
+            log.warning("the end of the job could not be written to etcd: %s", error)
         self._record = record
 
     async def _commit(self, record: Record) -> None:
         """Make it the truth. While the registry is silent the workers are stopped: their world is over anyway."""
-        begun = time.monotonic()
+
+        def stop_workers() -> None:
+            log.warning("etcd is out of reach: what comes next can't be committed")
+            for node in self._outboxes:
+                self._send(node, Hold("etcd is out of reach: the next world can't be committed"))
+
+        await self._write(record, self._job.config.lease_s, stop_workers)
+        self._record = record
+
+    async def _write(self, record: Record, within_s: float, silent: Callable[[], None] = lambda: None) -> None:
+        """Commit, again and again while there is no answer; ``silent`` is called once then. Raises OutOfReach."""
+        end = time.monotonic() + within_s
         told = False
         while True:
             try:
-                await self._registry.commit(self.epoch, record)
+                return await self._registry.commit(self.epoch, record)
             except OutOfReach:
-                if time.monotonic() - begun > self._job.config.lease_s:
+                if time.monotonic() >= end:
                     raise
                 if not told:
                     told = True
-                    log.warning("etcd is out of reach: what comes next can't be committed")
-                    for node in self._outboxes:
-                        self._send(node, Hold("etcd is out of reach: the next world can't be committed"))
+                    silent()
                 await asyncio.sleep(_COMMIT_AGAIN_S)
-            else:
-                self._record = record
-                return
 
     def _send(self, node: str, directive: Directive) -> None:
         outbox = self._outboxes.get(node)

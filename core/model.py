@@ -158,6 +158,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def signal_number(name: str) -> int | None:
+    """9 for SIGKILL, KILL or kill; None: there is no such signal."""
+    known = {each.name: int(each) for each in signal.Signals}
+    return known.get(name.upper()) or known.get("SIG" + name.upper())
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
     """A worker ended. Exactly one of ``code`` and ``signal`` is set."""

@@ -190,9 +190,7 @@ class EtcdRegistry:
             if not found:
                 await self._begin(Root(dict(settings), token, secrets.token_hex(4), self.me.node, time.time()))
                 continue
-            root = root_from_bytes(found[0].value)
-            self._run, self._root_value, self._nonce = found[0].created, found[0].value, root.nonce
-            self._run_lease = found[0].lease
+            root = self._adopt(found[0])
             state, entered = await self._look(), Entered(self._run, root.token)
             match state:
                 case _Alive():
@@ -214,8 +212,13 @@ class EtcdRegistry:
         found = (await self._etcd.get(self._root)).items
         if not found:
             return None
-        root = root_from_bytes(found[0].value)
-        self._run, self._root_value, self._nonce = found[0].created, found[0].value, root.nonce
+        return self._adopt(found[0])
+
+    def _adopt(self, item: Item) -> Root:
+        """Mean the run of this root from now on."""
+        root = root_from_bytes(item.value)
+        self._run, self._root_value, self._nonce = item.created, item.value, root.nonce
+        self._run_lease = item.lease
         return root
 
     async def _begin(self, root: Root) -> None:

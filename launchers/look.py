@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from elastic_adapter.core.ports import Note
     from elastic_adapter.core.registry import EtcdRegistry
 
-COMMANDS = ("status", "events")
-
 
 @dataclass(frozen=True, slots=True)
 class Member:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from elastic_adapter.adapters.registry import Entry
 from elastic_adapter.core.errors import UserError
-from elastic_adapter.core.model import Level
+from elastic_adapter.core.model import Level, signal_number
 from elastic_adapter.core.restart import Action, Backoff, ExitRule, RestartPolicy
 from elastic_adapter.launchers.settings import Given, seconds_of
 
@@ -83,17 +83,10 @@ def _rule(given: Given, item: str) -> ExitRule:
     actions = {action.value: action for action in Action}
     if wanted not in actions:
         raise given.wrong(_EXPECTED, f"{wanted!r} in {item!r} is none of {', '.join(actions)}")
-    if number := _signal(what):
+    if number := signal_number(what):
         return ExitRule(range(0), (number,), actions[wanted], item)
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", what, re.ASCII)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if not 1 <= first <= last <= _LAST_CODE:
         raise given.wrong(_EXPECTED, f"{what!r} in {item!r} is no exit code from 1 to 255, range of them or signal")
     return ExitRule(range(first, last + 1), (), actions[wanted], item)
-
-
-def _signal(name: str) -> int | None:
-    import signal
-
-    known = {each.name: int(each) for each in signal.Signals}
-    return known.get(name.upper()) or known.get("SIG" + name.upper())

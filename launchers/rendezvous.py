@@ -163,12 +163,11 @@ def etcd_of(values: Mapping[str, Given], machine: Machine) -> ClusterConfig:
 def _at_etcd(values: Mapping[str, Given], environ: Mapping[str, str], machine: Machine) -> Place:
     """An etcd that is there already."""
     backend = values["rdzv-backend"]
-    spots, _ = _etcd_spots(values)
-    _check_id(values)
     cluster = etcd_of(values, machine)
+    _check_id(values)
     v3 = f"{backend.where} {backend.text} means etcd's v3 API here: no --enable-v2 is needed"
     notes = () if backend.text == "etcdv3" else (v3,)
-    address, origin = _address(values, environ, machine, spots, _ETCD_PORT)
+    address, origin = _address(values, environ, machine, cluster.endpoints)
     return _place(
         values, machine, Place(address, origin, cluster=cluster, notes=(*notes, *_ignored(*_classic(values))))
     )
@@ -248,7 +247,7 @@ def _embedded(
     if here and values["local-addr"].text is None:
         address, origin = spot.host, "default, the endpoint's host"
     else:
-        address, origin = _address(values, environ, machine, (spot,), default_port)
+        address, origin = _address(values, environ, machine, cluster.endpoints)
     asked = [values[name] for name in ("etcd-ca", "etcd-cert", "etcd-key", "etcd-user", "etcd-password")]
     unused = ", ".join(dict.fromkeys(given.where for given in asked if given.explicit))
     return _place(
@@ -324,8 +323,7 @@ def _address(
     values: Mapping[str, Given],
     environ: Mapping[str, str],
     machine: Machine,
-    spots: tuple[Spot, ...],
-    default_port: int,
+    endpoints: tuple[str, ...],
 ) -> tuple[str, str]:
     """The address by which other nodes reach this one, and where it came from."""
     local = values["local-addr"]
@@ -334,13 +332,14 @@ def _address(
     pod = Given("local-addr", environ.get("POD_IP") or None, "variable POD_IP")
     if pod.text is not None:
         return _host(pod, machine.resolvable), pod.origin
-    for spot in spots:
-        found = machine.address_towards(spot.host, spot.port or default_port)
+    places = [Endpoint.parse(endpoint) for endpoint in endpoints]
+    for place in places:
+        found = machine.address_towards(place.host, place.port)
         if found is not None:
-            return found, f"default, the way to {spot.host}"
+            return found, f"default, the way to {place.host}"
     raise UserError(
         "by which address other nodes reach this one can't be told, because "
-        f"{' and '.join(spot.host for spot in spots)} {'is' if len(spots) == 1 else 'are'} unknown or out of "
+        f"{' and '.join(place.host for place in places)} {'is' if len(places) == 1 else 'are'} unknown or out of "
         "reach here: check that, or add --local-addr HOST"
     )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from elastic_adapter.adapters.registry import Entry, Options, load
 from elastic_adapter.core.config import JobConfig, NodeConfig, default_level
 from elastic_adapter.core.errors import UserError
-from elastic_adapter.core.model import Level, signal_name
+from elastic_adapter.core.model import Level, signal_name, signal_number
 from elastic_adapter.core.ports import Adapter, NativeProgram, Program
 from elastic_adapter.launchers import fleetrun, framework, numa, policy, rendezvous, streams
 from elastic_adapter.launchers.devices import Machine, gpu_count, visible_gpus
@@ -234,13 +234,12 @@ def _leave_signal(given: Given) -> int | None:
 def _signal(given: Given, item: str, expected: str = "names of signals such as SIGTERM,SIGUSR1") -> int:
     import signal
 
-    known = {each.name: each for each in signal.Signals}
-    found = known.get(item.upper()) or known.get("SIG" + item.upper())
+    found = signal_number(item)
     if found is None:
         raise given.wrong(expected, f"{item!r} is none")
     if found in (signal.SIGKILL, signal.SIGSTOP):
-        raise given.wrong("signals that a process can handle", f"{found.name} can't be")
-    return int(found)
+        raise given.wrong("signals that a process can handle", f"{signal_name(found)} can't be")
+    return found
 
 
 def _virtual(given: Given, entry: Entry, slots: int, visible: str | None) -> bool:

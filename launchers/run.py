@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from elastic_adapter.core.cluster import ClusterSession
     from elastic_adapter.core.registry import Ended
 
+log = logging.getLogger("elastic_adapter.launch")
+
 # The path of a Unix socket may have 107 characters.
 _LONGEST_PARENT = 70
 _CONSOLE_S = 5.0
@@ -91,7 +93,7 @@ def _write_end(plan: LaunchPlan, outcome: Outcome) -> None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text)
         except OSError as error:
-            logging.getLogger("elastic_adapter.launch").warning("%s can't be written: %s", path, error.strerror)
+            log.warning("%s can't be written: %s", path, error.strerror)
 
 
 def _raise_file_limit() -> None:
@@ -191,7 +193,7 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
         own_etcd = embedded is not None and await embedded.start(cluster.connect_s)
         if embedded is not None:
             said = "this node runs the job's etcd, at %s" if own_etcd else "an etcd is at %s already, and is used"
-            logging.getLogger("elastic_adapter.launch").info(said, cluster.endpoints[0])
+            log.info(said, cluster.endpoints[0])
         await _unless_signalled(parts.caught, _reach(cluster))
         clients = [Etcd(cluster.endpoints, cluster.credentials, timeout_s) for timeout_s in (2.0, plan.job.lease_s / 5)]
         me = Card(plan.node.node, "", uuid.uuid4().hex)
@@ -276,7 +278,7 @@ async def _reach(cluster: ClusterConfig) -> None:
             break
         if passed >= _SILENCE_S and not told:
             told = True
-            logging.getLogger("elastic_adapter.launch").info("waiting up to %g s: %s", cluster.connect_s, found)
+            log.info("waiting up to %g s: %s", cluster.connect_s, found)
         await asyncio.sleep(0.2)
     whose = f"the etcd of this job (on the node that {cluster.named_by} names)" if cluster.embedded else "etcd"
     raise UserError(f"{cluster.named_by}: {whose} was not reached within {cluster.connect_s:g} s: {found}")
@@ -309,7 +311,6 @@ async def _join(session: ClusterSession, cluster: ClusterConfig) -> Ended | None
 def _told(ended: Ended) -> Outcome:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ended.at))
     result = summarize(ended.outcome, 0).splitlines()[0]
-    log = logging.getLogger("elastic_adapter.launch")
     log.info("run %d of this job ended at %s: %s", ended.run, at, result)
     return ended.outcome
 
@@ -345,14 +346,14 @@ def _log_folder(plan: LaunchPlan) -> Path | None:
         os.makedirs(output.log_dir, exist_ok=True)
     name = re.sub(r"[^\w.-]", "_", plan.job.job_id)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=output.log_dir))
-    logging.getLogger("elastic_adapter.launch").info("logs are written to %s", folder)
+    log.info("logs are written to %s", folder)
     return folder
 
 
 def _prepare_worker_logs(output: OutputConfig, slots: int) -> None:
     assert output.log_dir is not None
     os.makedirs(output.log_dir, exist_ok=True)
-    logging.getLogger("elastic_adapter.launch").info("logs are written to %s/workerlog.N", output.log_dir)
+    log.info("logs are written to %s/workerlog.N", output.log_dir)
     for local_rank in range(slots) if output.overwrite else ():
         path = worker_log(output, local_rank)
         if path is not None:
