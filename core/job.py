@@ -444,10 +444,12 @@ def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str
         return _finish(job, Stopped(reason, number))
     world = job.world
     unfinished = world is not None and any(node in world.nodes and not _complete(job, node) for node in nodes)
+    # Those who have done their part are not waited for, even if they fell silent on their way out.
+    done = frozenset(node for node in nodes if _complete(job, node))
     for node in nodes:
         job = _without(job, node)
     # Whoever leaves ends its workers first.
-    job = replace(job, broken=job.broken or unfinished)
+    job = replace(job, broken=job.broken or unfinished, absent=job.absent - done)
     if _active(job) and (unfinished or cause):
         after, commands = _part_lost(job, reason, now)
     else:

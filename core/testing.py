@@ -318,6 +318,8 @@ class Referee:
             if isinstance(directive, Halt) and node in self.leaving:
                 self.leaving.discard(node)
                 self.present.pop(node, None)
+                if self.worlds and self._done(node):
+                    self.absent.discard(node)
         self.leaving &= self.present.keys() | self.absent
 
     def _note_join(self, member: Member, after: Job, commands: tuple[Command, ...]) -> None:
