@@ -8,7 +8,7 @@ import errno
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -19,23 +19,33 @@ from elastic_adapter.core.events import (
     MemberJoined,
     MemberLeaving,
     MemberReady,
+    NodeChecked,
     NodeDrained,
+    NodeProgressed,
     NodeStopped,
     PortsOffered,
+    StacksDumped,
     StopRequested,
     WorkerExited,
 )
+from elastic_adapter.core.hang import look_every_s
+from elastic_adapter.core.health import HealthCheck
 from elastic_adapter.core.model import (
     Assignment,
+    Check,
     Drain,
+    Dump,
+    Explain,
     Failed,
     Halt,
     Hold,
+    Mark,
     Member,
     Outcome,
     Run,
     Seat,
     Stopped,
+    Verdict,
     Wait,
     WorkerExit,
     signal_name,
@@ -45,7 +55,7 @@ from elastic_adapter.core.processes import Exit
 from elastic_adapter.core.reservation import Reservations
 from elastic_adapter.core.session import CutOff, LinkLost, Notice, Session, Superseded
 from elastic_adapter.core.standby import StandbyPool
-from elastic_adapter.core.summary import summarize
+from elastic_adapter.core.summary import explain, summarize
 from elastic_adapter.core.waiting import all_of, first_of, on_signals
 from elastic_adapter.core.workers import Starter, Worker
 
@@ -54,12 +64,16 @@ log = logging.getLogger(__name__)
 # These end the whole job; any other handled signal asks only this node to go.
 _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
 # Directives that make those before them void, or may.
-_DECIDING = Run | Drain | Hold | Halt
+_DECIDING = Run | Drain | Hold | Halt | Check
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
 _UNANSWERED_S = 10.0
 _INSISTING_S = 1.0
+# How long a node that failed its health check waits for the leader's answer.
+_UNFIT_S = 2.0
+# What a worker that hangs gets between the signal and SIGKILL, at most: it will hardly handle the signal.
+_HUNG_GRACE_S = 2.0
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
@@ -79,7 +93,14 @@ class Unanswered:
     """A signal asked for the end, and nobody who leads has answered."""
 
 
-Incident: TypeAlias = Notice | WorkerEnded | GuardEnded | Unanswered
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The node failed its health check."""
+
+    trouble: str
+
+
+Incident: TypeAlias = Notice | WorkerEnded | GuardEnded | Unanswered | Unfit
 
 
 class Agent:
@@ -94,6 +115,8 @@ class Agent:
         pool: StandbyPool | None,
         session: Session,
         board: NoticeBoard,
+        health: HealthCheck | None = None,
+        verdicts: list[Verdict] | None = None,
         leaving_ends_the_job: bool = False,
     ) -> None:
         self._job = job
@@ -103,6 +126,15 @@ class Agent:
         self._pool = pool
         self._session = session
         self._board = board
+        self._health = health
+        # Whether it runs now.
+        self._checking = False
+        # Why the generations that failed did so.
+        self._verdicts = verdicts if verdicts is not None else []
+        # The generation whose workers were found to hang.
+        self._hung: int | None = None
+        # What was last reported of the workers' progress.
+        self._marks: tuple[int, tuple[Mark, ...]] | None = None
         self._leaving_ends_the_job = leaving_ends_the_job
         self._incidents: asyncio.Queue[Incident] = asyncio.Queue()
         # Directives that wait in the queue: a world that is already out of date is not started.
@@ -134,7 +166,7 @@ class Agent:
         self._reserve_ports()
         for number in signals:
             self._signalled(number)
-        tasks = [self._session.attend(self), self._watch_guard(), self._watch_standbys()]
+        tasks = [self._session.attend(self), self._watch_guard(), self._watch_standbys(), self._watch_progress()]
         attending = asyncio.create_task(all_of(*tasks))
         try:
             return await self._handle_all(attending)
@@ -170,8 +202,10 @@ class Agent:
                 await self._drain(generation, grace_s, reason)
             case Hold(reason=reason):
                 await self._hold(reason)
-            case Wait(reason=reason):
-                log.info("waiting: %s", reason)
+            case Check(reason=reason):
+                await self._check(reason)
+            case Dump() | Explain() | Wait():
+                self._take_word(incident)
             case Halt(outcome=outcome):
                 await self._halt(outcome)
                 return outcome
@@ -181,9 +215,25 @@ class Agent:
                 return await self._handle_trouble(incident)
         return None
 
+    def _take_word(self, incident: Dump | Explain | Wait) -> None:
+        """What changes nothing here: it is told, or asked, beside all else."""
+        match incident:
+            case Wait(reason=reason):
+                log.info("waiting: %s", reason)
+            case Explain(verdict=verdict):
+                self._verdicts.append(verdict)
+                log.warning("%s", explain(verdict))
+            case Dump(generation=generation):
+                if generation == self._running:
+                    self._hung = generation
+                    self._beside(self._dump(generation))
+            case _:
+                assert_never(incident)
+
     async def _handle_trouble(
-        self, incident: Superseded | CutOff | LinkLost | GuardEnded | Unanswered
+        self, incident: Superseded | CutOff | LinkLost | GuardEnded | Unanswered | Unfit
     ) -> Outcome | None:
+        among_others = self._assignment is not None and self._assignment.group_size > 1
         match incident:
             case Superseded(generation=generation):
                 await self._superseded(generation)
@@ -197,8 +247,9 @@ class Agent:
                 await self._stop(self._signal, self._node.grace_s)
                 name = signal_name(self._signal)
                 return Stopped(f"{name} on {self._node.node}; no leader of the job answered", self._signal, alone=True)
+            case Unfit(trouble=trouble):
+                return Failed(f"node {self._node.node} failed its health check: {trouble}", alone=among_others)
             case GuardEnded():
-                among_others = self._assignment is not None and self._assignment.group_size > 1
                 return Failed("the guard process ended; all workers were ended with it", alone=among_others)
             case _:
                 assert_never(incident)
@@ -222,8 +273,14 @@ class Agent:
         assert request is not None
         if isinstance(request, MemberLeaving):
             self._give_notice(name)
-        self._reports.add(asyncio.create_task(self._session.report(request)))
+        self._beside(self._session.report(request))
         self._end_alone_after(_UNANSWERED_S)
+
+    def _beside(self, work: Coroutine[None, None, None]) -> None:
+        """Do this beside all else."""
+        task = asyncio.create_task(work)
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
 
     def _end_alone_after(self, seconds: float) -> None:
         """A leader that can't be reached, or can't decide, does not keep anybody who was told to go."""
@@ -247,7 +304,9 @@ class Agent:
 
     def state(self) -> MemberJoined:
         seen = self._assignment.generation if self._assignment is not None else 0
-        return MemberJoined(self._member(), self._running, seen, tuple(self._exits))
+        # Whoever leads now may not have heard of it.
+        self._marks = None
+        return MemberJoined(self._member(), self._running, seen, tuple(self._exits), self._checking)
 
     def request(self) -> StopRequested | MemberLeaving | None:
         if self._signal is None:
@@ -261,6 +320,21 @@ class Agent:
         if self._pool is not None:
             await self._pool.ready.wait()
             await self._session.report(MemberReady(self._node.node))
+        await asyncio.Event().wait()
+
+    async def _watch_progress(self) -> None:
+        """Report how far the workers have got, whenever that has changed."""
+        every_s = look_every_s(self._job)
+        while every_s is not None:
+            await asyncio.sleep(every_s)
+            generation, workers = self._running, self._workers
+            if generation is None or not workers:
+                continue
+            pages = (self._starter.progress.read(worker.seat.local_rank, generation) for worker in workers)
+            told = generation, tuple(Mark() if page is None else Mark(page.count, page.step) for page in pages)
+            if told != self._marks and any(mark.count for mark in told[1]):
+                self._marks = told
+                await self._session.report(NodeProgressed(self._node.node, *told))
         await asyncio.Event().wait()
 
     async def _watch_guard(self) -> None:
@@ -313,6 +387,33 @@ class Agent:
         await self._report_ports()
         if self._pool is not None:
             self._pool.fill_now()
+
+    async def _check(self, reason: str) -> None:
+        """Stop the workers, and see whether this node is fit for more."""
+        log.info("workers are stopped: %s", reason)
+        await self._stop(signal.SIGTERM, self._node.grace_s)
+        await self._report_ports()
+        if not self._checking:
+            self._checking = True
+            self._beside(self._check_health())
+
+    async def _check_health(self) -> None:
+        trouble = await self._health.run() if self._health is not None else ""
+        self._checking = False
+        if trouble:
+            # Whoever leads halts this node, or the job; if nobody answers, it goes by itself.
+            asyncio.get_running_loop().call_later(_UNFIT_S, self._incidents.put_nowait, Unfit(trouble))
+        elif self._pool is not None:
+            self._pool.fill_now()
+        await self._session.report(NodeChecked(self._node.node, trouble))
+
+    async def _dump(self, generation: int) -> None:
+        """Find out what the workers are doing."""
+        stacks = await self._starter.stacks(self._workers)
+        for stack in stacks:
+            doing = f"waits for others in {stack.waits}, {stack.place}" if stack.waits else stack.place or stack.text
+            log.warning("rank %d (pid %d): %s%s", stack.rank, stack.pid, doing, f"; {stack.file}" if stack.file else "")
+        await self._session.report(StacksDumped(self._node.node, generation, stacks))
 
     async def _superseded(self, generation: int) -> None:
         """Etcd tells of a later generation than the one that runs here: nothing of this one may go on."""
@@ -436,9 +537,13 @@ class Agent:
     async def _stop(self, number: int, grace_s: float) -> None:
         """End all workers: the signal, the grace, SIGKILL, and then whatever they left behind."""
         workers, self._workers = self._workers, []
-        self._running = None
+        generation, self._running = self._running, None
         if not workers:
             return
+        if generation is not None and generation == self._hung:
+            grace_s = min(grace_s, _HUNG_GRACE_S)
+        reported = {exit.rank for exit in self._exits}
+        ended = [worker for worker in workers if not worker.process.alive]
         self._ending = workers
         for worker in workers:
             self._guard.signal(worker.process, number)
@@ -451,7 +556,19 @@ class Agent:
         self._ending = []
         await self._guard.sweep()
         for worker in workers:
+            worker.process.channel.drain()
             worker.process.channel.close()
+        # What we brought about is nobody's news; but some may have failed before we got to them.
+        news = [worker for worker in workers if worker in ended or worker.error is not None]
+        if news := [worker for worker in news if worker.seat.rank not in reported]:
+            self._beside(self._report_late(news))
+
+    async def _report_late(self, workers: list[Worker]) -> None:
+        """The world of these workers is over, but how they ended belongs to the story of its end."""
+        for worker in workers:
+            exit = await self._starter.account(worker, worker.process.exited.result())
+            if not exit.ok:
+                await self._session.report(WorkerExited(exit))
 
     async def _all_ended(self, workers: list[Worker], grace_s: float) -> bool:
         ended = asyncio.gather(*(worker.process.exited for worker in workers))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from signal import SIGABRT, SIGTERM
 
-from elastic_adapter.core.model import WorkerExit
+from elastic_adapter.core.model import Verdict, WorkerExit
 
 # How collectives, stores and sockets say that somebody else is gone: gloo, NCCL, torch, paddle, Python.
 _PEER_IS_GONE = re.compile(
@@ -16,6 +18,9 @@ _PEER_IS_GONE = re.compile(
 )
 # Of what a worker said last, so many lines tell why it ended.
 _LAST_LINES = 6
+# So many consequences are listed; more tell nothing new, and every node is told.
+_LISTED = 16
+_LONGEST_WORDS = 200
 
 
 def follows(exit: WorkerExit) -> int:
@@ -26,6 +31,39 @@ def follows(exit: WorkerExit) -> int:
     return 2 if _PEER_IS_GONE.search("\n".join(said[-_LAST_LINES:])) else 0
 
 
-def earlier(one: WorkerExit, other: WorkerExit) -> bool:
-    """Whether the first is rather the cause: by what it looks like, then by the clock (each node's own)."""
-    return (follows(one), one.at) < (follows(other), other.at)
+def by_cause(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
+    """The failures, the cause first: by what each looks like, then by the clock (each node's own)."""
+    return tuple(sorted(exits, key=lambda each: (follows(each), each.at)))
+
+
+def listed(others: tuple[WorkerExit, ...]) -> tuple[tuple[WorkerExit, ...], int]:
+    """What is told of the consequences: the first of them, in a line each; and how many more there are."""
+    return tuple(_brief(exit) for exit in others[:_LISTED]), max(0, len(others) - _LISTED)
+
+
+def _brief(exit: WorkerExit) -> WorkerExit:
+    last = next((line.strip() for line in reversed(exit.detail.splitlines()) if line.strip()), "")
+    return replace(exit, detail="", detail_source="", error=(exit.error or last)[:_LONGEST_WORDS])
+
+
+@dataclass(frozen=True, slots=True)
+class Inquest:
+    """A generation that failed and was replaced. What is heard of it until a certain time belongs to its story."""
+
+    generation: int
+    # The first is the one that was decided upon.
+    exits: tuple[WorkerExit, ...]
+    decision: str
+    restarts_left: int
+    until: float
+
+    def hear(self, exit: WorkerExit) -> Inquest:
+        """Add a failure, unless it is known."""
+        known = exit.ok or any(each.rank == exit.rank for each in self.exits)
+        return self if known else replace(self, exits=(*self.exits, exit))
+
+    def verdict(self) -> Verdict:
+        # Who holds up a generation that hangs was found out by other means.
+        first, *rest = self.exits if self.exits[0].hang else by_cause(self.exits)
+        others, more = listed(tuple(rest))
+        return Verdict(self.generation, first, others, more, self.decision, self.restarts_left)

@@ -15,12 +15,13 @@ from elastic_adapter.core.events import (
     Event,
     MemberJoined,
     MemberLeaving,
+    Send,
     StopRequested,
     Tell,
     WorkerExited,
 )
 from elastic_adapter.core.job import Job
-from elastic_adapter.core.model import signal_name
+from elastic_adapter.core.model import Explain, Verdict, signal_name
 from elastic_adapter.core.ports import Note, Registry
 
 # One transaction of etcd takes 128 operations by default.
@@ -46,13 +47,22 @@ def notes_of(before: Job, event: Event, commands: tuple[Command, ...]) -> list[t
             pass
     for command in commands:
         match command:
-            case Tell(reason=reason):
-                found.append(("decision", reason))
+            case Tell(reason=reason, kind=kind):
+                found.append((kind, reason))
+            case Send(directive=Explain(verdict=verdict)) if not any(kind == "cause" for kind, _ in found):
+                found.append(("cause", _cause(verdict)))
             case Conclude(outcome=outcome):
                 found.append(("end", f"{type(outcome).__name__.lower()}: {outcome.reason}"))
             case _:
                 pass
     return found
+
+
+def _cause(verdict: Verdict) -> str:
+    first, others = verdict.first, len(verdict.others) + verdict.more
+    words = f": {first.error}" if first.error else ""
+    more = f", and {others} other failure{'s' if others > 1 else ''}" if others else ""
+    return f"generation {verdict.generation} failed: rank {first.rank} on {first.node} {first.how}{words}{more}"
 
 
 class Chronicle:

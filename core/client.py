@@ -123,6 +123,17 @@ async def ask_phase(address: str, token: str, within_s: float = 2.0) -> tuple[st
     return reply.phase, reply.reason
 
 
+async def ask_to_clear(address: str, token: str, node: str, within_s: float = 2.0) -> bool:
+    """Tell a leader that nothing is to be held against this node; whether it was told."""
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+        try:
+            ask = rpc.CoreStub(channel).Clear
+            await ask(pb.ClearRequest(node=node), timeout=within_s, metadata=((TOKEN, token),))
+        except grpc.aio.AioRpcError:
+            return False
+    return True
+
+
 def _words(code: grpc.StatusCode, details: str) -> str:
     """Why a stream ended, for people."""
     said = details.lower()

@@ -19,7 +19,7 @@ from elastic_adapter.core.model import (
     World,
 )
 from elastic_adapter.core.ports import Note, Record
-from elastic_adapter.core.restart import Failure, History
+from elastic_adapter.core.restart import Exclusion, Failure, History
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ def _world_from_json(values: dict[str, Any]) -> World:
 
 def _history_from_json(values: dict[str, Any]) -> History:
     failures = (Failure(**each) for each in values.get("failures", ()))
-    return History(tuple(values["charged"]), tuple(failures))
+    excluded = (Exclusion(**each) for each in values.get("excluded", ()))
+    return History(tuple(values["charged"]), tuple(failures), tuple(excluded))
 
 
 def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -137,4 +138,10 @@ def _outcome_from_json(values: dict[str, Any]) -> Outcome:
             return Stopped(reason, signal)
         case _:
             first = values["first"]
-            return Failed(values["reason"], None if first is None else WorkerExit(**first))
+            return Failed(
+                values["reason"],
+                None if first is None else WorkerExit(**first),
+                others=tuple(WorkerExit(**each) for each in values.get("others", ())),
+                more=values.get("more", 0),
+                restarts_left=values.get("restarts_left"),
+            )

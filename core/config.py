@@ -34,6 +34,10 @@ class JobConfig:
     lease_s: int = 5
     # How long a world that is whole trains on while etcd is out of reach; 0: no longer than the leases live.
     isolation_s: float = 600.0
+    # How long no rank of a world that told of progress may make a step; None: without limit.
+    hang_timeout_s: float | None = None
+    # How long a world may take until a rank tells of its first step; None: without limit.
+    start_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -45,8 +49,9 @@ class JobConfig:
         for name in ("quiet_s", "leave_gather_s", "blame_s", "drain_s", "isolation_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.hold_timeout_s is not None and self.hold_timeout_s <= 0:
-            raise ValueError(f"hold_timeout_s must be above 0 or None, got {self.hold_timeout_s}")
+        for name in ("hold_timeout_s", "hang_timeout_s", "start_timeout_s"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0 or None, got {getattr(self, name)}")
 
 
 def default_level(min_nodes: int, max_nodes: int) -> Level:

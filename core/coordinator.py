@@ -252,8 +252,8 @@ class Coordinator:
         match command:
             case Commit(world=world, history=history):
                 await self._commit(Record(world, history, clock=self._clock))
-            case Keep(finished=finished):
-                record = replace(self._record, finished=finished)
+            case Keep(finished=finished, history=history):
+                record = replace(self._record, finished=finished, history=history, clock=self._clock)
                 with contextlib.suppress(OutOfReach):
                     await self._registry.commit(self.epoch, record)
                     self._record = record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_adapter.core.model import Directive, Member, Outcome, WorkerExit, World
+from elastic_adapter.core.model import Directive, Mark, Member, Outcome, StackReport, WorkerExit, World
 from elastic_adapter.core.restart import History
 
 
@@ -20,6 +20,8 @@ class MemberJoined:
     seen: int | None = None
     # The ends of that generation's workers: whoever led before may not have heard of them.
     exits: tuple[WorkerExit, ...] = ()
+    # Whether it is being checked, and takes no part until that is over.
+    checking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,39 @@ class NodeStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeProgressed:
+    """How far the workers of a node have got, by local rank."""
+
+    node: str
+    generation: int
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StacksDumped:
+    """What the workers of a node are doing, as it was asked."""
+
+    node: str
+    generation: int
+    stacks: tuple[StackReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChecked:
+    """A node was checked. ``trouble``: why it is not fit to take part; empty: it is."""
+
+    node: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCleared:
+    """Somebody says that nothing is to be held against this node any more."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """A user wants the whole job to end."""
 
@@ -115,6 +150,10 @@ Event: TypeAlias = (
     | WorkerExited
     | NodeDrained
     | NodeStopped
+    | NodeProgressed
+    | StacksDumped
+    | NodeChecked
+    | NodeCleared
     | StopRequested
     | TimePassed
 )
@@ -130,9 +169,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Make it known to later leaders that these ranks have ended with code 0, if that can be had."""
+    """Make it known to later leaders which ranks have ended with code 0, and what failed, if that can be had."""
 
     finished: frozenset[int]
+    history: History
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +190,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """One line for the log, for a person."""
+    """One line for the log, for a person; ``kind`` is what it is filed under."""
 
     reason: str
+    kind: str = "decision"
 
 
 Command: TypeAlias = Commit | Keep | Conclude | Send | Tell

@@ -13,7 +13,7 @@ from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from typing import TypeAlias
 from zlib import crc32
 
-from elastic_adapter.core.blame import earlier
+from elastic_adapter.core.blame import Inquest, by_cause, follows, listed
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
@@ -27,22 +27,30 @@ from elastic_adapter.core.events import (
     MemberLost,
     MemberReady,
     MemberSilent,
+    NodeChecked,
+    NodeCleared,
     NodeDrained,
+    NodeProgressed,
     NodeStopped,
     PortsOffered,
     Send,
     Severed,
+    StacksDumped,
     StopRequested,
     Tell,
     TimePassed,
     WorkerExited,
 )
+from elastic_adapter.core.hang import Hang, Pulse, convict, due, why
 from elastic_adapter.core.levels import admits, grows, survives_loss
-from elastic_adapter.core.membership import Settled, Waiting, settle
+from elastic_adapter.core.membership import Settled, Settlement, Waiting, settle
 from elastic_adapter.core.model import (
+    Check,
     Directive,
     Drain,
+    Dump,
     Endpoint,
+    Explain,
     Failed,
     Halt,
     Hold,
@@ -57,7 +65,7 @@ from elastic_adapter.core.model import (
     signal_name,
 )
 from elastic_adapter.core.ports import Record
-from elastic_adapter.core.restart import GiveUp, History, Ignore, Restart, decide, failure_of
+from elastic_adapter.core.restart import Action, GiveUp, History, Ignore, Restart, decide, failure_of
 from elastic_adapter.core.world import plan, seating
 
 # Within this time an agent that is cut off for too long has ended its workers.
@@ -67,6 +75,14 @@ _CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
 # How often a job that holds, or waits for nodes, says so, and when one that waits does for the first time.
 _REMIND_S = 60.0
 _FIRST_WORD_S = 5.0
+# How long after a generation was replaced the story of its end may still be added to: nobody waits for it.
+_STORY_S = 1.0
+# How long the stacks of a world that hangs are waited for.
+_STACKS_S = 10.0
+_MUTE = (
+    "no worker has told of progress, so hangs are not detected: call elastic_adapter.core.worker.progress(step) "
+    "in the training loop"
+)
 # Of how many generations the master's port is remembered: more offers than that are never on their way.
 _PORTS_KEPT = 8
 
@@ -91,9 +107,12 @@ class Running:
     # Those who were asked to go, and when they have waited long enough for others to go with them.
     leaving: tuple[MemberLeaving, ...] = ()
     leave_at: float | None = None
-    # A failure that the loss of another node may explain, and when it counts as one of its own.
-    suspect: WorkerExit | None = None
+    # Failures that are not judged yet: the cause may still come, or the loss of another node may explain them.
+    exits: tuple[WorkerExit, ...] = ()
     judge_at: float | None = None
+    pulse: Pulse = field(default_factory=Pulse)
+    # Set while the stacks of workers that seem to hang are asked for.
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,12 @@ class Job:
     broken: bool = False
     # The ports that the last generations took for their masters.
     taken: tuple[tuple[int, Endpoint], ...] = ()
+    # The generation whose end is being told.
+    inquest: Inquest | None = None
+    # Nodes that take no part until it is known whether they are fit to.
+    checking: frozenset[str] = frozenset()
+    # Whether it was said that nobody tells of progress.
+    said_mute: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -173,7 +198,7 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
         return Job(config, _gathering(now), history=record.history)
     return Job(
         config,
-        Running(finished=record.finished),
+        Running(finished=record.finished, pulse=Pulse(now)),
         world=record.world,
         history=record.history,
         absent=frozenset(record.world.nodes),
@@ -183,16 +208,21 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
 
 def deadline(job: Job) -> float | None:
     """The time at which ``TimePassed`` would change something; None: only an event can."""
+    return _earliest(_phase_deadline(job), None if job.inquest is None else job.inquest.until)
+
+
+def _phase_deadline(job: Job) -> float | None:
     match job.phase:
         case Gathering(since=since, remind_at=remind_at):
-            settlement = settle(job.members, job.config, job.world, since, since)
+            settlement = _settle(job, since, since)
             if isinstance(settlement, Waiting) and settlement.until is not None and job.members[0].ports:
                 return min(settlement.until, remind_at)
             return remind_at if job.members else None
-        case Running(joined=joined, leave_at=leave_at, judge_at=judge_at):
+        case Running(joined=joined, leave_at=leave_at, judge_at=judge_at) as phase:
             # While a node is silent, a failure elsewhere can't be judged.
             judge_at = None if job.absent else judge_at
-            return _earliest(leave_at, judge_at, None if joined is None else joined + job.config.quiet_s)
+            drain_at = None if joined is None or phase.exits else joined + job.config.quiet_s
+            return _earliest(leave_at, judge_at, drain_at, _hang_deadline(job, phase), _mute_deadline(job, phase))
         case Draining(until=until):
             return until
         case Holding(since=since, remind_at=remind_at):
@@ -204,6 +234,21 @@ def deadline(job: Job) -> float | None:
             assert_never(job.phase)
 
 
+def _hang_deadline(job: Job, phase: Running) -> float | None:
+    """When a hang is found, or decided upon; None: there is none, or something else will end the world."""
+    if phase.exits or job.absent:
+        return None
+    return phase.hang.until if phase.hang is not None else due(job.config, phase.pulse)
+
+
+def _mute_deadline(job: Job, phase: Running) -> float | None:
+    """When it is said that nobody tells of progress."""
+    limit = job.config.hang_timeout_s
+    if limit is None or job.said_mute or phase.pulse.moved_at is not None:
+        return None
+    return phase.pulse.since + limit
+
+
 def step(job: Job, event: Event, now: float) -> Step:
     """What happens next. A repeated or late event is harmless: it is dropped by its generation or node."""
     if isinstance(job.phase, Finished):
@@ -211,14 +256,10 @@ def step(job: Job, event: Event, now: float) -> Step:
     match event:
         case MemberJoined() | MemberSilent() | MemberLost() | MemberReady() | MemberLeaving():
             return _membership(job, event, now)
-        case PortsOffered():
-            return _offered(job, event, now)
-        case WorkerExited(exit=exit):
-            return _exited(job, exit, now)
-        case NodeDrained(node=node, generation=generation):
-            return _drained(job, node, generation, now)
-        case NodeStopped():
-            return _stopped(job, event, now)
+        case PortsOffered() | NodeChecked() | NodeCleared():
+            return _node(job, event, now)
+        case WorkerExited() | NodeDrained() | NodeStopped() | NodeProgressed() | StacksDumped():
+            return _workers(job, event, now)
         case Severed(reason=reason):
             return _part_lost(job, reason, now) if _active(job) and job.absent else (job, ())
         case StopRequested(node=node, signal=number):
@@ -247,6 +288,34 @@ def _membership(
             assert_never(event)
 
 
+def _node(job: Job, event: PortsOffered | NodeChecked | NodeCleared, now: float) -> Step:
+    match event:
+        case PortsOffered():
+            return _offered(job, event, now)
+        case NodeChecked():
+            return _checked(job, event, now)
+        case NodeCleared(node=node):
+            return _cleared(job, node, now)
+        case _:
+            assert_never(event)
+
+
+def _workers(
+    job: Job, event: WorkerExited | NodeDrained | NodeStopped | NodeProgressed | StacksDumped, now: float
+) -> Step:
+    match event:
+        case WorkerExited(exit=exit):
+            return _exited(job, exit, now)
+        case NodeDrained(node=node, generation=generation):
+            return _drained(job, node, generation, now)
+        case NodeStopped():
+            return _stopped(job, event, now)
+        case NodeProgressed() | StacksDumped():
+            return _told_of_workers(job, event, now)
+        case _:
+            assert_never(event)
+
+
 def _after_the_end(job: Job, phase: Finished, event: Event) -> Step:
     """The end is final. Whoever asks is told."""
     match event:
@@ -267,6 +336,7 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
         reason = f"node {member.node} is refused: at fault-tolerance level 0 nobody joins after the start"
         return job, (Send(member.node, Halt(Failed(reason, alone=True))), Tell(reason))
     job = _with(_accounted_for(job, member.node), member)
+    job = replace(job, checking=job.checking | {member.node} if joined.checking else job.checking - {member.node})
     match job.phase:
         case Gathering():
             return _try_to_form(replace(job, phase=replace(job.phase, since=now)), now)
@@ -287,6 +357,9 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
 def _back_in_the_world(job: Job, joined: MemberJoined, world: World, now: float) -> Step:
     """An agent of the world that runs is on a new stream: what it tells may be news to us."""
     node = joined.member.node
+    if isinstance(job.phase, Running) and job.phase.pulse.moved_at is not None:
+        # While it was silent nobody could tell how its workers get on.
+        job = replace(job, phase=replace(job.phase, pulse=replace(job.phase.pulse, moved_at=now)))
     kept: tuple[Command, ...] = ()
     for exit in joined.exits:
         job, commands = _exited(job, exit, now)
@@ -296,7 +369,7 @@ def _back_in_the_world(job: Job, joined: MemberJoined, world: World, now: float)
         kept = commands or kept
     if joined.running == world.generation or _complete(job, node):
         return job, kept
-    if isinstance(job.phase, Running) and job.phase.suspect is not None:
+    if isinstance(job.phase, Running) and job.phase.exits:
         # It told of a failure, which will be judged, and end the world either way.
         return replace(job, broken=True), ()
     if joined.seen is not None and joined.seen < world.generation:
@@ -314,15 +387,20 @@ def _newcomer(job: Job, joined: MemberJoined, now: float) -> Step:
         return after, commands
     node, running = joined.member.node, joined.running
     outdated = () if running is None else (Send(node, Hold(f"generation {running} is over")),)
-    return after, (*outdated, *commands, Send(node, Wait(_prospect(after))))
+    return after, (*outdated, *commands, Send(node, Wait(_prospect(after, node))))
 
 
-def _prospect(job: Job) -> str:
+def _prospect(job: Job, node: str) -> str:
     """What a node without a place waits for."""
     world, phase = job.world, job.phase
     assert world is not None
     if isinstance(phase, Holding):
         return phase.reason
+    excluded = next((each for each in job.history.excluded if each.node == node), None)
+    if excluded is not None:
+        return f"{excluded}; until it is cleared, it is a last resort"
+    if node in job.checking:
+        return "the health of this node is checked"
     size = len(world.placements)
     state = f"generation {world.generation} runs on {size} node{'s' if size > 1 else ''}"
     if isinstance(phase, Running | Draining) and grows(job.config, world) and not phase.finished:
@@ -331,7 +409,9 @@ def _prospect(job: Job) -> str:
 
 
 def _is_told(node: str, commands: tuple[Command, ...]) -> bool:
-    return any(isinstance(each, Send) and each.node == node for each in commands)
+    """Whether one of these says what it is to do."""
+    to_it = (each.directive for each in commands if isinstance(each, Send) and each.node == node)
+    return any(not isinstance(directive, Explain) for directive in to_it)
 
 
 def _counted(job: Job, member: Member, now: float) -> Step:
@@ -339,9 +419,13 @@ def _counted(job: Job, member: Member, now: float) -> Step:
     phase, world = job.phase, job.world
     if not isinstance(phase, Running) or world is None or member.node in world.nodes or not member.warm:
         return job, ()
-    if not grows(job.config, world) or phase.finished:
+    if not grows(job.config, world) or phase.finished or not _is_welcome(job, member.node):
         return job, ()
     return _time_passed(replace(job, phase=replace(phase, joined=now)), now)
+
+
+def _is_welcome(job: Job, node: str) -> bool:
+    return node not in job.history.kept_out and node not in job.checking
 
 
 def _ready(job: Job, node: str, now: float) -> Step:
@@ -359,7 +443,7 @@ def _silent(job: Job, node: str, reason: str, now: float) -> Step:
     if job.world is None or node not in job.world.nodes:
         return _lost(job, node, f"node {node} is silent: {reason}", now, proven=True)
     job = replace(_without(job, node), absent=job.absent | {node})
-    return job, (Tell(f"node {node} is silent: {reason}; waiting for it until its lease ends"),)
+    return job, (Tell(f"node {node} is silent: {reason}; waiting for it until its lease ends", "silent"),)
 
 
 def _lost(job: Job, node: str, reason: str, now: float, *, proven: bool) -> Step:
@@ -378,23 +462,32 @@ def _proven_dead(job: Job, node: str, reason: str, now: float) -> Step:
     if not isinstance(job.phase, Holding):
         return job, ()
     after, commands = _try_to_form(job, now)
-    return after, (Tell(reason), *commands)
+    return after, (Tell(reason, "lost"), *commands)
 
 
 def _gone(job: Job, node: str, reason: str, now: float) -> Step:
-    job = replace(_without(job, node), absent=job.absent - {node})
+    job = _without_leave(replace(_without(job, node), absent=job.absent - {node}), node)
     world = job.world
     if isinstance(job.phase, Gathering | Holding):
         # Those left may have waited for the one that is gone: for its port, as the first of them.
         after, commands = _try_to_form(job, now)
-        return after, (Tell(reason), *commands)
+        return after, (Tell(reason, "lost"), *commands)
     if world is None or node not in world.nodes:
-        return _without_waiting_joiner(job), (Tell(reason),)
+        return _without_waiting_joiner(job), (Tell(reason, "lost"),)
     if _complete(job, node):
         # Its part of the work is done: only a failure elsewhere would need it again.
         job = _as_drained(job, node)
-        return _drain_over(job, (Tell(f"{reason}; its workers had finished"),), now)
+        return _drain_over(job, (Tell(f"{reason}; its workers had finished", "lost"),), now)
     return _part_lost(job, reason, now)
+
+
+def _without_leave(job: Job, node: str) -> Job:
+    """Who is gone leaves no more: another agent may come with its name."""
+    phase = job.phase
+    if not isinstance(phase, Running):
+        return job
+    leaving = tuple(each for each in phase.leaving if each.node != node)
+    return replace(job, phase=replace(phase, leaving=leaving, leave_at=phase.leave_at if leaving else None))
 
 
 def _as_drained(job: Job, node: str) -> Job:
@@ -415,7 +508,7 @@ def _without_waiting_joiner(job: Job) -> Job:
     phase, world = job.phase, job.world
     if not isinstance(phase, Running) or phase.joined is None or world is None:
         return job
-    if any(member.node not in world.nodes for member in job.members):
+    if any(member.node not in world.nodes and _is_welcome(job, member.node) for member in job.members):
         return job
     return replace(job, phase=replace(phase, joined=None))
 
@@ -479,13 +572,16 @@ def _offered(job: Job, offer: PortsOffered, now: float) -> Step:
 
 def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
     world = job.world
+    rule = job.config.policy.rule(exit) if not exit.ok else None
+    is_ignored = rule is not None and rule.action is Action.IGNORE
+    if job.inquest is not None and exit.generation == job.inquest.generation:
+        return (job if is_ignored else replace(job, inquest=job.inquest.hear(exit))), ()
     if world is None or exit.generation != world.generation or exit.rank not in world.ranks(exit.node):
         return job, ()
-    if not exit.ok and _active(job):
+    if is_ignored and _active(job):
         decision = decide(job.config.level, job.config.policy, job.history, exit, now)
-        if isinstance(decision, Ignore):
-            after, commands = _exited(job, replace(exit, code=0, signal=None), now)
-            return after, (Tell(decision.reason), *commands)
+        after, commands = _exited(job, replace(exit, code=0, signal=None), now)
+        return after, (Tell(decision.reason), *commands)
     match job.phase:
         case (Running(finished=finished) | Draining(finished=finished)) as phase if exit.ok:
             finished = finished | {exit.rank}
@@ -494,45 +590,170 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
             job = replace(job, phase=replace(phase, finished=finished))
             done = exit.rank not in phase.finished and _complete(job, exit.node)
             # A node that has done its part may go, whoever leads then.
-            return job, (Keep(finished),) if done else ()
-        case Running() if _may_be_collateral(job, exit):
-            return _suspect(job, job.phase, exit, now)
-        case Running():
-            return _failed(job, exit, now)
+            return job, (Keep(finished, job.history),) if done else ()
+        case Running() as phase if all(exit.rank != each.rank for each in phase.exits):
+            judge_at = phase.judge_at if phase.judge_at is not None else now + job.config.blame_s
+            phase = replace(phase, exits=(*phase.exits, exit), judge_at=judge_at)
+            return _judge(replace(job, phase=phase, broken=True), phase, now)
         case _:
             # Collateral: the generation is being stopped anyway.
             return job, ()
 
 
-def _may_be_collateral(job: Job, exit: WorkerExit) -> bool:
-    """Whether a node that goes may explain it: its peers' errors, or a signal that was meant for the whole node."""
-    alone = job.world is None or len(job.world.nodes) == 1
-    return not alone and exit.signal not in _CRASHES and job.config.blame_s > 0
+def _judge(job: Job, phase: Running, now: float) -> Step:
+    """Decide upon the failures heard of, as soon as waiting for more would not make a difference.
 
-
-def _suspect(job: Job, phase: Running, exit: WorkerExit, now: float) -> Step:
-    """The first failure waits a moment; those after it are its consequences or have the same cause.
-
-    The first heard of need not be the first.
+    The first heard of need not be the first. What means a restart does not wait without need; an end may.
     """
-    if phase.suspect is not None:
-        return (replace(job, phase=replace(phase, suspect=exit)) if earlier(exit, phase.suspect) else job), ()
-    phase = replace(phase, suspect=exit, judge_at=now + job.config.blame_s)
-    return replace(job, phase=phase, broken=True), ()
+    world = job.world
+    assert world is not None
+    assert phase.judge_at is not None
+    exits = by_cause(phase.exits)
+    # While a node is silent, what failed elsewhere can not be judged.
+    over = now >= phase.judge_at and not (job.absent and job.config.blame_s)
+    all_out = len(world.nodes) == 1 and len(exits) + len(phase.finished) == world.world_size
+    if _may_be_collateral(job, exits) and not (all_out or over):
+        return job, ()
+    decision = decide(job.config.level, job.config.policy, job.history, exits[0], now)
+    if isinstance(decision, GiveUp) and not (all_out or over):
+        return job, ()
+    return _failed(job, exits, now)
 
 
-def _failed(job: Job, exit: WorkerExit, now: float) -> Step:
-    policy = job.config.policy
-    match decide(job.config.level, policy, job.history, exit, now, jitter=_jitter(job)):
+def _may_be_collateral(job: Job, exits: tuple[WorkerExit, ...]) -> bool:
+    """Whether a node that goes may explain them: its peers' errors, or a signal that was meant for the whole node.
+
+    On a single node only what looks like the consequence of another failure waits for that.
+    """
+    if job.world is None or len(job.world.nodes) == 1:
+        return follows(exits[0]) > 0
+    return all(exit.signal not in _CRASHES for exit in exits)
+
+
+def _failed(job: Job, exits: tuple[WorkerExit, ...], now: float) -> Step:
+    """Act on the failures of a generation, the first of which is the cause."""
+    policy, first = job.config.policy, exits[0]
+    match decide(job.config.level, policy, job.history, first, now, jitter=_jitter(job)):
         case GiveUp(reason=reason):
-            return _finish(job, Failed(reason, exit))
+            others, more = listed(exits[1:])
+            left = policy.max_restarts - job.history.spent(policy, now)
+            return _finish(job, Failed(reason, first, others=others, more=more, restarts_left=left))
         case Ignore():
             # Only an exit that is looked at for the first time can be ignored.
             return job, ()
-        case Restart(reason=reason, delay_s=delay_s, charged=charged):
-            history = job.history.remember(failure_of(policy, exit))
-            history = history.charge(now) if charged else history
-            return _replace_world(replace(job, history=history, broken=True), reason, now, delay_s)
+        case Restart() as restart:
+            return _start_again(job, restart, exits, now)
+
+
+def _start_again(job: Job, restart: Restart, exits: tuple[WorkerExit, ...], now: float) -> Step:
+    policy, first = job.config.policy, exits[0]
+    job, told = _explain(job)
+    history = job.history
+    if restart.charged:
+        history = history.remember(failure_of(policy, first, now)).charge(now)
+    if restart.exclusion is not None:
+        history = history.exclude(restart.exclusion)
+    check = restart.check and job.member(first.node) is not None
+    checking = job.checking | {first.node} if check else job.checking
+    # Who hangs may go on, where nobody can tell it to stop: that is no proof.
+    job = replace(job, history=history, broken=job.broken or not first.hang, checking=checking)
+    after, commands = _replace_world(job, restart.reason, now, restart.delay_s)
+    if first.node in after.checking and check:
+        commands = (*commands, Send(first.node, Check(f"{restart.reason}; its health is checked")))
+    if isinstance(after.phase, Finished):
+        return after, (*told, *commands)
+    left = policy.max_restarts - history.spent(policy, now)
+    until = now if first.hang else now + _STORY_S
+    return replace(after, inquest=Inquest(first.generation, exits, restart.reason, left, until)), (*told, *commands)
+
+
+def _explain(job: Job) -> Step:
+    """Tell all nodes why the last generation failed, if that is still to be told."""
+    if job.inquest is None:
+        return job, ()
+    verdict, decided = job.inquest.verdict(), job.inquest.exits[0]
+    commands = _send_to(job, job.nodes, Explain(verdict))
+    job, failures = replace(job, inquest=None), job.history.failures
+    if verdict.first != decided and failures and (failures[-1].rank, failures[-1].node) == (decided.rank, decided.node):
+        failure = failure_of(job.config.policy, verdict.first, failures[-1].at)
+        job = replace(job, history=job.history.corrected(failure))
+        commands = (Keep(_finished(job), job.history), *commands)
+    return job, commands
+
+
+def _told_of_workers(job: Job, event: NodeProgressed | StacksDumped, now: float) -> Step:
+    """How workers get on, or what they are doing instead."""
+    world, phase, node = job.world, job.phase, event.node
+    if not isinstance(phase, Running) or world is None or event.generation != world.generation:
+        return job, ()
+    if node not in world.nodes:
+        return job, ()
+    if isinstance(event, StacksDumped):
+        if phase.hang is None or node in phase.hang.answered:
+            return job, ()
+        hang = replace(phase.hang, answered=phase.hang.answered | {node}, stacks=(*phase.hang.stacks, *event.stacks))
+        phase = replace(phase, hang=hang)
+        return _all_dumped(replace(job, phase=phase), phase, hang, world, now)
+    ranks = sorted(world.ranks(node))
+    pulse = phase.pulse.with_marks(dict(zip(ranks, event.marks, strict=False)), now)
+    if pulse.moved_at == phase.pulse.moved_at:
+        return replace(job, phase=replace(phase, pulse=pulse)), ()
+    commands = () if phase.hang is None else (Tell(f"generation {world.generation} gets on again"),)
+    return replace(job, phase=replace(phase, pulse=pulse, hang=None)), commands
+
+
+def _seems_to_hang(job: Job, phase: Running, world: World, now: float) -> Step:
+    """Before anything is stopped: where are they all?"""
+    reason = why(job.config, phase.pulse)
+    hang = Hang(reason, until=now + _STACKS_S)
+    return replace(job, phase=replace(phase, hang=hang)), (
+        Tell(f"generation {world.generation} hangs: {reason}; asking all workers for their stacks", "hang"),
+        *_send_to(job, world.nodes, Dump(world.generation, reason)),
+    )
+
+
+def _all_dumped(job: Job, phase: Running, hang: Hang, world: World, now: float) -> Step:
+    """Decide who is to blame, if everybody has answered, or has had the time to."""
+    missing = {node for node in world.nodes if job.member(node) is not None and not _complete(job, node)}
+    if missing - hang.answered and now < hang.until:
+        return job, ()
+    suspect, others = convict(world, phase.pulse, hang, phase.finished)
+    return _failed(job, (suspect, *others), now)
+
+
+def _checked(job: Job, event: NodeChecked, now: float) -> Step:
+    node, member = event.node, job.member(event.node)
+    if member is None or node not in job.checking:
+        return job, ()
+    job = replace(job, checking=job.checking - {node})
+    if event.trouble:
+        reason = f"node {node} failed its health check: {event.trouble}"
+        if len(job.members) == 1 and not job.absent:
+            return _finish(job, Failed(reason))
+        after, commands = _gone(job, node, reason, now)
+        return after, (*commands, Send(node, Halt(Failed(reason, alone=True))))
+    return _taken_back(job, member, f"node {node} passed its health check", now)
+
+
+def _cleared(job: Job, node: str, now: float) -> Step:
+    """Nothing is held against this node any more."""
+    member, history = job.member(node), job.history.clear(node)
+    job = replace(job, history=history)
+    keep = Keep(_finished(job), history)
+    reason = f"node {node} is cleared: nothing is held against it any more"
+    if member is None:
+        return job, (keep, Tell(reason))
+    after, commands = _taken_back(job, member, reason, now)
+    return after, (keep, *commands)
+
+
+def _taken_back(job: Job, member: Member, reason: str, now: float) -> Step:
+    """A node may take part again that could not before."""
+    if isinstance(job.phase, Gathering | Holding):
+        after, commands = _try_to_form(job, now)
+    else:
+        after, commands = _counted(job, member, now)
+    return after, (Tell(reason), *commands)
 
 
 def _jitter(job: Job) -> float:
@@ -575,8 +796,12 @@ def _stopped(job: Job, event: NodeStopped, now: float) -> Step:
 
 
 def _time_passed(job: Job, now: float) -> Step:
-    due = deadline(job)
-    if due is None or now < due or (job.world is None and not isinstance(job.phase, Gathering)):
+    if job.inquest is not None and now >= job.inquest.until:
+        job, told = _explain(job)
+        after, commands = _time_passed(job, now)
+        return after, (*told, *commands)
+    when = deadline(job)
+    if when is None or now < when or (job.world is None and not isinstance(job.phase, Gathering)):
         return job, ()
     match job.phase:
         case Gathering():
@@ -603,8 +828,14 @@ def _time_passed_while_running(job: Job, phase: Running, world: World, now: floa
     if phase.leaving:
         # Now, or earlier than planned because the world is to be replaced anyway. It explains what failed meanwhile.
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now)
-    if phase.suspect is not None and phase.judge_at is not None and now >= phase.judge_at and not job.absent:
-        return _failed(job, phase.suspect, now)
+    if phase.judge_at is not None and now >= phase.judge_at and not job.absent:
+        return _judge(job, phase, now)
+    hang_at, mute_at = _hang_deadline(job, phase), _mute_deadline(job, phase)
+    if hang_at is not None and now >= hang_at:
+        hang = phase.hang
+        return _seems_to_hang(job, phase, world, now) if hang is None else _all_dumped(job, phase, hang, world, now)
+    if mute_at is not None and now >= mute_at:
+        return replace(job, said_mute=True), (Tell(_MUTE),)
     if phase.finished:
         return replace(job, phase=replace(phase, joined=None)), ()
     return _drain(job, world, now)
@@ -619,7 +850,9 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
         # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
         return _try_to_form(replace(job, doubtful=(), broken=True), now)
     reminded = replace(phase, remind_at=now + _REMIND_S)
-    return replace(job, phase=reminded), (Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}"),)
+    return replace(job, phase=reminded), (
+        Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}", "hold"),
+    )
 
 
 def _drain(job: Job, world: World, now: float) -> Step:
@@ -628,7 +861,7 @@ def _drain(job: Job, world: World, now: float) -> Step:
     phase = Draining(until=now + job.config.drain_s, reason=reason)
     directive = Drain(world.generation, job.config.drain_s, reason)
     return replace(job, phase=phase), (
-        Tell(f"generation {world.generation} drains: {reason}"),
+        Tell(f"generation {world.generation} drains: {reason}", "drain"),
         *_send_to(job, world.nodes, directive),
     )
 
@@ -639,7 +872,7 @@ def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0
     if isinstance(phase, Running) and phase.leaving:
         # Those who are about to go do not take part in another world.
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now, cause=reason)
-    finished = phase.finished if isinstance(phase, Running | Draining) else frozenset()
+    finished = _finished(job)
     holding = replace(
         job,
         phase=Holding(
@@ -655,7 +888,7 @@ def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0
     if not isinstance(after.phase, Holding):
         return after, commands
     nodes = job.world.nodes if job.world is not None else ()
-    return after, (Tell(f"holding: {after.phase.reason}"), *_send_to(job, nodes, Hold(after.phase.reason)))
+    return after, (Tell(f"holding: {after.phase.reason}", "hold"), *_send_to(job, nodes, Hold(after.phase.reason)))
 
 
 def _try_to_form(job: Job, now: float) -> Step:
@@ -665,14 +898,24 @@ def _try_to_form(job: Job, now: float) -> Step:
     if (missing := _unaccounted(job)) is not None:
         return _wait(job, phase, missing), ()
     since = phase.since if isinstance(phase, Gathering) else now
-    match settle(job.members, job.config, job.world, since, now):
+    match _settle(job, since, now):
         case Waiting(reason=reason):
             return _wait(job, phase, reason), ()
         case Settled(members=members, reason=reason):
             seated = seating(members, job.world)
             if not seated[0].ports:
                 return _wait(job, phase, f"{seated[0].node} has no port reserved for the master yet"), ()
-            return _form(job, seated, phase.cause if isinstance(phase, Holding) else reason)
+            return _form(job, seated, phase.cause if isinstance(phase, Holding) else reason, now)
+
+
+def _settle(job: Job, since: float, now: float) -> Settlement:
+    """Who of those present forms the next world."""
+    fit = tuple(member for member in job.members if member.node not in job.checking)
+    settlement = settle(fit, job.config, job.world, since, now, excluded=job.history.kept_out)
+    if isinstance(settlement, Waiting) and len(fit) < len(job.members):
+        names = ", ".join(sorted(job.checking))
+        return replace(settlement, reason=f"{settlement.reason}; the health of {names} is checked")
+    return settlement
 
 
 def _wait(job: Job, phase: Gathering | Holding, missing: str) -> Job:
@@ -680,8 +923,8 @@ def _wait(job: Job, phase: Gathering | Holding, missing: str) -> Job:
     return replace(job, phase=replace(phase, reason=reason))
 
 
-def _form(job: Job, seated: tuple[Member, ...], reason: str) -> Step:
-    phase = job.phase
+def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step:
+    phase, places = job.phase, job.world.nodes if job.world is not None else ()
     world = plan(
         seated,
         job.world,
@@ -693,20 +936,27 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str) -> Step:
     job = replace(
         _with(job, host),
         world=world,
-        phase=Running(),
+        phase=Running(pulse=Pulse(now + world.start_delay_s)),
         doubtful=(),
         broken=False,
         taken=(*job.taken, (world.generation, world.master))[-_PORTS_KEPT:],
     )
     return job, (
         Commit(world, job.history),
-        Tell(f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}"),
+        Tell(
+            f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}",
+            "world",
+        ),
         *(Send(node, Run(world.assignment(node))) for node in world.nodes),
+        # Those who had a place and have none now.
+        *(Send(node, Hold(_prospect(job, node))) for node in places if node in job.nodes and node not in world.nodes),
     )
 
 
 def _finish(job: Job, outcome: Outcome) -> Step:
+    job, told = _explain(job)
     return replace(job, phase=Finished(outcome)), (
+        *told,
         Conclude(outcome),
         *_send_to(job, job.nodes, Halt(outcome)),
     )
@@ -719,7 +969,8 @@ def _with(job: Job, member: Member) -> Job:
 
 
 def _without(job: Job, node: str) -> Job:
-    return replace(job, members=tuple(member for member in job.members if member.node != node))
+    members = tuple(member for member in job.members if member.node != node)
+    return replace(job, members=members, checking=job.checking - {node})
 
 
 def _accounted_for(job: Job, node: str) -> Job:
@@ -763,11 +1014,16 @@ def _active(job: Job) -> bool:
     return isinstance(job.phase, Running | Draining)
 
 
+def _finished(job: Job) -> frozenset[int]:
+    """The ranks that ended with code 0 in the last world."""
+    return job.phase.finished if isinstance(job.phase, Running | Draining | Holding) else frozenset()
+
+
 def _complete(job: Job, node: str) -> bool:
     """Whether all workers of this node ended with code 0 in the last world."""
-    if isinstance(job.phase, Running | Draining | Holding) and job.world is not None and node in job.world.nodes:
-        return job.phase.finished.issuperset(job.world.ranks(node))
-    return False
+    if job.world is None or node not in job.world.nodes:
+        return False
+    return not isinstance(job.phase, Gathering | Finished) and _finished(job).issuperset(job.world.ranks(node))
 
 
 def _send_to(job: Job, nodes: tuple[str, ...], directive: Directive) -> tuple[Command, ...]:

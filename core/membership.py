@@ -30,25 +30,37 @@ Settlement: TypeAlias = Settled | Waiting
 
 
 def settle(
-    members: tuple[Member, ...], config: JobConfig, previous: World | None, since: float, now: float
+    members: tuple[Member, ...],
+    config: JobConfig,
+    previous: World | None,
+    since: float,
+    now: float,
+    *,
+    excluded: frozenset[str] = frozenset(),
 ) -> Settlement:
     """Decide whether the members present can form a world. ``since`` is the time of the last join.
 
     A first world below the maximum waits for the quiet time, so that nodes that start together make
     one world. Survivors of a loss re-form at once: every second they wait is lost training.
+    Those who are excluded are taken as a last resort: only as many as are needed.
     """
     low, high = bounds(config, previous)
-    count = len(members)
-    if count >= high:
-        return Settled(_choose(members, previous, high), f"{high} of {high} nodes are here")
+    welcome = tuple(member for member in members if member.node not in excluded)
+    count = len(welcome)
+    if len(members) < low:
+        return Waiting(None, f"{len(members)} of at least {low} nodes are here")
     if count < low:
-        return Waiting(None, f"{count} of at least {low} nodes are here")
+        last_resort = _choose(tuple(each for each in members if each.node in excluded), previous, low - count)
+        names = ", ".join(each.node for each in last_resort)
+        return Settled((*welcome, *last_resort), f"{low} nodes are needed: {names}, though excluded, is taken as well")
+    if count >= high:
+        return Settled(_choose(welcome, previous, high), f"{high} of {high} nodes are here")
     if previous is not None:
-        return Settled(_choose(members, previous, high), f"{count} nodes are left, at least {low} are needed")
+        return Settled(welcome, f"{count} nodes are left, at least {low} are needed")
     until = since + config.quiet_s
     if now < until:
         return Waiting(until, f"{count} of {low} to {high} nodes are here; waiting {config.quiet_s:g} s for more")
-    return Settled(_choose(members, previous, high), f"{count} nodes are here and none joined for {config.quiet_s:g} s")
+    return Settled(welcome, f"{count} nodes are here and none joined for {config.quiet_s:g} s")
 
 
 def _choose(members: tuple[Member, ...], previous: World | None, most: int) -> tuple[Member, ...]:

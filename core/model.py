@@ -164,6 +164,10 @@ def signal_number(name: str) -> int | None:
     return known.get(name.upper()) or known.get("SIG" + name.upper())
 
 
+# The exit code of a worker that hangs, as timeout(1) has it.
+HUNG = 124
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
     """A worker ended. Exactly one of ``code`` and ``signal`` is set."""
@@ -188,6 +192,10 @@ class WorkerExit:
     step: int | None = None
     # Whether the kernel was killing for want of memory when it was killed.
     oom: bool = False
+    # Why it is taken to hang, where it did not end by itself; its code is HUNG then.
+    hang: str = ""
+    # The file with the stacks of its threads, on its node.
+    stack_file: str = ""
 
     @property
     def ok(self) -> bool:
@@ -199,6 +207,8 @@ class WorkerExit:
 
     @property
     def how(self) -> str:
+        if self.hang:
+            return f"hangs: {self.hang}"
         if self.oom:
             return "was killed by SIGKILL, by all signs the kernel's OOM killer"
         if self.signal is not None:
@@ -223,6 +233,11 @@ class Failed:
     first: WorkerExit | None = None
     # Whether it is over for this node alone.
     alone: bool = False
+    # The other failures of that generation, and how many more there were.
+    others: tuple[WorkerExit, ...] = ()
+    more: int = 0
+    # How many restarts the budget had left; None: no worker failed.
+    restarts_left: int | None = None
 
     @property
     def exit_code(self) -> int:
@@ -246,6 +261,43 @@ class Stopped:
 
 
 Outcome: TypeAlias = Succeeded | Failed | Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a generation failed, as far as was heard, and what was decided about it."""
+
+    generation: int
+    first: WorkerExit
+    # The other failures, and how many more there were than are listed.
+    others: tuple[WorkerExit, ...]
+    more: int
+    decision: str
+    restarts_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a worker has got: how often it told of progress, and the last step that it told of."""
+
+    count: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """What a worker was doing when its stacks were asked for."""
+
+    rank: int
+    # Where it is in the user's own code; empty: not known, and ``text`` says why.
+    place: str = ""
+    # What it waits in, if it waits for other workers.
+    waits: str = ""
+    text: str = ""
+    file: str = ""
+    pid: int = 0
+    # Wall clock of the node, for people.
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +337,29 @@ class Halt:
     outcome: Outcome
 
 
-Directive: TypeAlias = Run | Drain | Hold | Wait | Halt
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Write down where the workers are, and report it; nothing is stopped yet."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Stop the workers, and find out whether this node is fit for more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """What became of a generation, for the people who look at this node."""
+
+    verdict: Verdict
+
+
+Directive: TypeAlias = Run | Drain | Hold | Wait | Halt | Dump | Check | Explain
 
 
 @dataclass(frozen=True, slots=True)

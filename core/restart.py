@@ -21,6 +21,7 @@ class Action(Enum):
     RESTART = "restart"
     FAIL = "fail"
     IGNORE = "ignore"
+    EXCLUDE = "exclude-node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,19 @@ class RestartPolicy:
     startup_failures: int = 2
     # For how long after its spawn a worker that reports no progress is at its start.
     startup_s: float = 30.0
-    # One rank failing so often in a row ends the job; 0: never.
+    # One rank, or one step, failing so often in a row ends the job; 0: never.
     crash_loop: int = 0
+    # Whether the node is kept out instead, where it was the same each time.
+    crash_loop_excludes: bool = False
+    # A node on which so many workers failed is kept out of the next worlds, if enough others are there; 0: never.
+    exclude_after: int = 0
+    # Whether nodes can be checked: then each is after so many failures on it.
+    check_after: int = 0
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise ValueError(f"max_restarts must be 0 or more, got {self.max_restarts}")
-        for name in ("startup_failures", "startup_s", "crash_loop"):
+        for name in ("startup_failures", "startup_s", "crash_loop", "exclude_after", "check_after"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.window_s is not None and self.window_s <= 0:
@@ -88,7 +95,7 @@ class RestartPolicy:
     def at_start(self, exit: WorkerExit) -> bool:
         """Whether a worker failed by itself before it got anywhere. Whoever kills workers does not count."""
         young = exit.age_s is not None and exit.age_s <= self.startup_s
-        return young and exit.signal is None and exit.step is None
+        return young and exit.signal is None and exit.step is None and not exit.hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,21 @@ class Failure:
     # The exception, or the code or signal: the same words mean the same failure.
     what: str
     at_start: bool
+    # When it was decided upon: coordinator's clock.
+    at: float = 0.0
+    # The last step that the worker had told of.
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A node that is taken only if there are too few others, until somebody clears it."""
+
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} is excluded while there are enough others: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +130,7 @@ class History:
 
     charged: tuple[float, ...] = ()
     failures: tuple[Failure, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
 
     @property
     def count(self) -> int:
@@ -124,10 +147,38 @@ class History:
 
     def shifted(self, seconds: float) -> History:
         """By a clock that shows so much more."""
-        return replace(self, charged=tuple(at + seconds for at in self.charged))
+        return replace(
+            self,
+            charged=tuple(at + seconds for at in self.charged),
+            failures=tuple(replace(each, at=each.at + seconds) for each in self.failures),
+        )
 
     def remember(self, failure: Failure) -> History:
         return replace(self, failures=(*self.failures, failure)[-_REMEMBERED:])
+
+    def corrected(self, failure: Failure) -> History:
+        """What was remembered last was only a consequence of this one."""
+        return replace(self, failures=(*self.failures[:-1], failure))
+
+    def failed_on(self, node: str, policy: RestartPolicy, now: float) -> int:
+        """How many failures of this node's workers count now."""
+        since = None if policy.window_s is None else now - policy.window_s
+        return sum(each.node == node and (since is None or each.at > since) for each in self.failures)
+
+    @property
+    def kept_out(self) -> frozenset[str]:
+        return frozenset(each.node for each in self.excluded)
+
+    def exclude(self, exclusion: Exclusion) -> History:
+        return replace(self, excluded=(*self.cleared_of(exclusion.node), exclusion))
+
+    def cleared_of(self, node: str) -> tuple[Exclusion, ...]:
+        return tuple(each for each in self.excluded if each.node != node)
+
+    def clear(self, node: str) -> History:
+        """Nothing is held against this node any more."""
+        failures = tuple(each for each in self.failures if each.node != node)
+        return replace(self, failures=failures, excluded=self.cleared_of(node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +187,10 @@ class Restart:
     delay_s: float = 0.0
     # Whether it is one of those that the budget counts.
     charged: bool = True
+    # The node that is to be kept out from now on.
+    exclusion: Exclusion | None = None
+    # Whether the failing worker's node is to be checked before it takes part again.
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +208,9 @@ class Ignore:
 Decision: TypeAlias = Restart | GiveUp | Ignore
 
 
-def failure_of(policy: RestartPolicy, exit: WorkerExit) -> Failure:
-    return Failure(exit.rank, exit.node, exit.error or exit.how, policy.at_start(exit))
+def failure_of(policy: RestartPolicy, exit: WorkerExit, now: float = 0.0) -> Failure:
+    what = "hang" if exit.hang else exit.error or exit.how
+    return Failure(exit.rank, exit.node, what, policy.at_start(exit), now, exit.step)
 
 
 def decide(
@@ -169,13 +225,20 @@ def decide(
         return GiveUp(f"{what}; fault tolerance is off (level 0)")
     if rule is not None and rule.action is Action.FAIL:
         return GiveUp(f"{what}; not started again (--on-exit {rule.text})")
+    if rule is None and exit.code in policy.free_codes:
+        return Restart(f"{what}, by which it asks to be started again; not charged", charged=False)
+    this = failure_of(policy, exit, now)
+    row = _row(policy, history, this) if rule is None else None
     if rule is None:
-        if exit.code in policy.free_codes:
-            return Restart(f"{what}, by which it asks to be started again; not charged", charged=False)
-        hopeless = _hopeless(policy, exit) or _again_and_again(policy, history, exit)
+        hopeless = _hopeless(policy, exit) or _never_starts(policy, history, this)
+        if hopeless is None and row is not None and not _is_this_nodes(policy, history, this):
+            hopeless = row
         if hopeless is not None:
             return GiveUp(f"{what}; {hopeless}")
-    return _within_budget(policy, history, what, now, jitter)
+    decision = _within_budget(policy, history, what, now, jitter)
+    if not isinstance(decision, Restart):
+        return decision
+    return _with_blame(decision, policy, history, this, rule=rule, row=row)
 
 
 def _hopeless(policy: RestartPolicy, exit: WorkerExit) -> str | None:
@@ -194,22 +257,54 @@ def _hopeless(policy: RestartPolicy, exit: WorkerExit) -> str | None:
     return None
 
 
-def _again_and_again(policy: RestartPolicy, history: History, exit: WorkerExit) -> str | None:
-    """Why a row of failures is not worth another one."""
-    this = failure_of(policy, exit)
+def _never_starts(policy: RestartPolicy, history: History, this: Failure) -> str | None:
+    """Why a row of failures at the start is not worth another one."""
     earlier = policy.startup_failures - 1
-    if this.at_start and policy.startup_failures and len(history.failures) >= earlier:
-        last = history.failures[len(history.failures) - earlier :]
-        if all(each.at_start and each.what == this.what for each in last):
-            times = f"{policy.startup_failures} times in a row" if earlier else "at the start"
-            return f"the same failure {times} at the start, before any progress (--startup-failures)"
-    earlier = policy.crash_loop - 1
-    if policy.crash_loop and len(history.failures) >= earlier:
-        last = history.failures[len(history.failures) - earlier :]
-        if all(each.rank == this.rank for each in last):
-            places = ", ".join(dict.fromkeys((*(each.node for each in last), this.node)))
-            return f"rank {this.rank} failed {policy.crash_loop} times in a row, on {places} (--crash-loop)"
+    if not this.at_start or not policy.startup_failures or len(history.failures) < earlier:
+        return None
+    last = history.failures[len(history.failures) - earlier :]
+    if not all(each.at_start and each.what == this.what for each in last):
+        return None
+    times = f"{policy.startup_failures} times in a row" if earlier else "at the start"
+    return f"the same failure {times} at the start, before any progress (--startup-failures)"
+
+
+def _row(policy: RestartPolicy, history: History, this: Failure) -> str | None:
+    """What is the same in a row of failures that is as long as the user will have it."""
+    row = (*history.failures, this)[-policy.crash_loop :]
+    if not policy.crash_loop or len(row) < policy.crash_loop:
+        return None
+    places = ", ".join(dict.fromkeys(each.node for each in row))
+    if all(each.rank == this.rank for each in row):
+        return f"rank {this.rank} failed {policy.crash_loop} times in a row, on {places} (--crash-loop)"
+    if this.step is not None and all(each.step == this.step for each in row):
+        return f"{policy.crash_loop} failures in a row came after step {this.step}, on {places} (--crash-loop)"
     return None
+
+
+def _is_this_nodes(policy: RestartPolicy, history: History, this: Failure) -> bool:
+    """Whether a row of failures is a matter of one node, which the user will rather do without."""
+    row = history.failures[-(policy.crash_loop - 1) :]
+    same = all(each.node == this.node for each in row)
+    return policy.crash_loop_excludes and same and this.node not in history.kept_out
+
+
+def _with_blame(
+    restart: Restart, policy: RestartPolicy, history: History, this: Failure, *, rule: ExitRule | None, row: str | None
+) -> Restart:
+    """The restart, with what becomes of the node on which the worker failed."""
+    count = history.failed_on(this.node, policy, this.at) + 1
+    why: str | None = None
+    if rule is not None and rule.action is Action.EXCLUDE:
+        why = f"--on-exit {rule.text}"
+    elif row is not None:
+        why = row
+    elif policy.exclude_after and count >= policy.exclude_after:
+        why = f"{count} failure{'s' if count > 1 else ''} on it (--exclude-node-after {policy.exclude_after})"
+    exclusion = None if why is None or this.node in history.kept_out else Exclusion(this.node, why)
+    reason = restart.reason if exclusion is None else f"{restart.reason}; {exclusion}"
+    check = bool(policy.check_after) and count % policy.check_after == 0
+    return replace(restart, reason=reason, exclusion=exclusion, check=check)
 
 
 def _within_budget(policy: RestartPolicy, history: History, what: str, now: float, jitter: float) -> Decision:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from elastic_adapter.core.events import Event, MemberJoined
+from elastic_adapter.core.events import Event, MemberJoined, NodeCleared
 from elastic_adapter.core.job import Job
 from elastic_adapter.core.wire import EPOCH, TOKEN, hello_from_wire, is_pong, report_from_wire, status_to_wire
 from elastic_adapter.proto import control_pb2 as pb
@@ -86,6 +86,13 @@ class _Servicer(rpc.CoreServicer):
     ) -> pb.StatusReply:
         await self._admit(context)
         return status_to_wire((await self._leading(context)).job)
+
+    async def Clear(  # noqa: N802 (as above)
+        self, request: pb.ClearRequest, context: grpc.aio.ServicerContext[pb.ClearRequest, pb.ClearReply]
+    ) -> pb.ClearReply:
+        await self._admit(context)
+        (await self._leading(context)).post(NodeCleared(request.node))
+        return pb.ClearReply()
 
     async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Only agents of this run know its token."""

@@ -25,11 +25,15 @@ from elastic_adapter.core.events import (
     MemberLost,
     MemberReady,
     MemberSilent,
+    NodeChecked,
+    NodeCleared,
     NodeDrained,
+    NodeProgressed,
     NodeStopped,
     PortsOffered,
     Send,
     Severed,
+    StacksDumped,
     StopRequested,
     Tell,
     TimePassed,
@@ -49,17 +53,22 @@ from elastic_adapter.core.job import (
     step,
 )
 from elastic_adapter.core.model import (
+    Check,
     Directive,
     Drain,
+    Dump,
     Endpoint,
+    Explain,
     Failed,
     Halt,
     Hold,
     Level,
+    Mark,
     Member,
     Outcome,
     Placement,
     Run,
+    StackReport,
     Stopped,
     Succeeded,
     Wait,
@@ -82,19 +91,25 @@ def job_config(
     drain_s: float = 30.0,
     hold_timeout_s: float | None = None,
     isolation_s: float = 600.0,
+    exclude_after: int = 0,
+    check_after: int = 0,
+    hang_timeout_s: float | None = None,
+    start_timeout_s: float | None = None,
 ) -> JobConfig:
     return JobConfig(
         job_id="test",
         min_nodes=nodes[0],
         max_nodes=nodes[1],
         level=level,
-        policy=RestartPolicy(max_restarts, free_codes=(101,)),
+        policy=RestartPolicy(max_restarts, free_codes=(101,), exclude_after=exclude_after, check_after=check_after),
         quiet_s=quiet_s,
         leave_gather_s=leave_gather_s,
         blame_s=blame_s,
         drain_s=drain_s,
         hold_timeout_s=hold_timeout_s,
         isolation_s=isolation_s,
+        hang_timeout_s=hang_timeout_s,
+        start_timeout_s=start_timeout_s,
     )
 
 
@@ -178,6 +193,10 @@ class Referee:
         self.leaving: set[str] = set()
         # The ranks of the last world that ended with code 0.
         self.finished: set[int] = set()
+        # Those who take no part until they were checked.
+        self.checking: set[str] = set()
+        # Those who were blamed, and how often, and who was excluded for that.
+        self.excluded: set[str] = set()
         self._spent: dict[Endpoint, int] = {}
         self._told_by_joiner: tuple[WorkerExit, ...] = ()
         self._outcome: Outcome | None = None
@@ -194,6 +213,7 @@ class Referee:
         self._note_evidence(before, event, now, commands)
         self._note_presence(event, after, commands)
         self._check_charge(before, event, now, after)
+        self._note_blame(before, event, after, commands)
         self._check_commit(after, commands, now)
         self._check_outcome(before, event, after, commands)
         self._check_sends(before, event, after, commands)
@@ -218,6 +238,12 @@ class Referee:
         match event:
             case WorkerExited(exit=exit):
                 stale = not self.worlds or not _belongs(exit, self.worlds[-1])
+                if before.inquest is not None and exit.generation == before.inquest.generation:
+                    told = after == replace(before, inquest=after.inquest) and not commands
+                    _require(told and after.inquest is not None, "a late exit adds to the story of its generation only")
+                    return
+            case NodeProgressed() | StacksDumped() | NodeStopped() | NodeChecked():
+                stale = self._is_old_word(before, event)
             case NodeDrained(node=node, generation=generation):
                 stale = not self.worlds or generation != self.worlds[-1].generation
                 stale = stale or node not in self.worlds[-1].nodes
@@ -228,9 +254,6 @@ class Referee:
                 stale = node not in self.present or self.present[node].warm
             case MemberSilent(node=node) | MemberLeaving(node=node) | PortsOffered(node=node):
                 stale = node not in self.present
-            case NodeStopped(node=node, generation=generation):
-                current = bool(self.worlds) and generation == self.worlds[-1].generation
-                stale = not current or node not in self.present or node not in self.worlds[-1].nodes
             case Severed():
                 stale = not self.absent
             case TimePassed():
@@ -239,6 +262,15 @@ class Referee:
             case _:
                 stale = False
         _require(not stale or (after == before and not commands), f"{event} is dropped")
+
+    def _is_old_word(self, before: Job, event: NodeProgressed | StacksDumped | NodeStopped | NodeChecked) -> bool:
+        """What a node says of itself or of its workers, when nobody can want to know any more."""
+        if isinstance(event, NodeChecked):
+            return event.node not in self.checking
+        if not self.worlds or event.generation != self.worlds[-1].generation:
+            return True
+        known = isinstance(before.phase, Running) if not isinstance(event, NodeStopped) else event.node in self.present
+        return not known or event.node not in self.worlds[-1].nodes
 
     def _heard(self, event: Event) -> tuple[WorkerExit, ...]:
         """The ends of workers of the last world that an event tells of."""
@@ -292,14 +324,14 @@ class Referee:
                     self.doubtful.clear()
             case _:
                 pass
-        gone = {node for node, directive in sent(commands) if isinstance(directive, Halt)} & self.leaving
-        gone |= {event.node} if isinstance(event, MemberLeaving) else set()
+        leaving = self.leaving | ({event.node} if isinstance(event, MemberLeaving) else set())
+        gone = {node for node, directive in sent(commands) if isinstance(directive, Halt)} & leaving
         self.broken |= any(node in nodes and not self._done(node) for node in gone)
 
     def _note_presence(self, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         match event:
             case MemberJoined(member=member):
-                self._note_join(member, after, commands)
+                self._note_join(member, after, commands, checking=event.checking)
             case MemberLost(node=node):
                 self.present.pop(node, None)
                 self.absent.discard(node)
@@ -312,8 +344,13 @@ class Referee:
                 self.leaving.add(node)
             case PortsOffered(node=node) if node in self.present:
                 self._note_offer(event)
+            case NodeChecked(node=node) if node in self.checking:
+                self._note_check(event, after)
             case _:
                 pass
+        self._note_departed(commands)
+
+    def _note_departed(self, commands: tuple[Command, ...]) -> None:
         for node, directive in sent(commands):
             if isinstance(directive, Halt) and node in self.leaving:
                 self.leaving.discard(node)
@@ -321,8 +358,9 @@ class Referee:
                 if self.worlds and self._done(node):
                     self.absent.discard(node)
         self.leaving &= self.present.keys() | self.absent
+        self.checking &= self.present.keys()
 
-    def _note_join(self, member: Member, after: Job, commands: tuple[Command, ...]) -> None:
+    def _note_join(self, member: Member, after: Job, commands: tuple[Command, ...], *, checking: bool) -> None:
         halted = any(node == member.node and isinstance(told, Halt) for node, told in sent(commands))
         known = member.node in self.present or member.node in self.absent
         closed = self.config.level == Level.OFF and self.worlds and not known
@@ -333,6 +371,12 @@ class Referee:
         _require(not stranger, "at level 0 nobody joins after the start")
         self.present[member.node] = member
         self.absent.discard(member.node)
+        (self.checking.add if checking else self.checking.discard)(member.node)
+
+    def _note_check(self, event: NodeChecked, after: Job) -> None:
+        self.checking.discard(event.node)
+        if event.trouble and not isinstance(after.phase, Finished):
+            self.present.pop(event.node, None)
 
     def _note_offer(self, offer: PortsOffered) -> None:
         """The offer may have been on its way when a later world took one of its ports."""
@@ -349,16 +393,48 @@ class Referee:
         told = self._heard(event) if isinstance(event, WorkerExited) else self._told_by_joiner
         free = self.config.policy.free_codes
         failing = any(not exit.ok and exit.code not in free for exit in told) and isinstance(before.phase, Running)
-        suspected = before.phase.suspect if isinstance(before.phase, Running) else None
+        suspected = isinstance(before.phase, Running) and bool(before.phase.exits or before.phase.hang)
         if new != old:
-            due = failing or suspected is not None
+            due = failing or suspected
             _require(due and new == (*old, now), "only a failing worker of the world that runs is charged")
         elif failing:
-            waits = isinstance(after.phase, Running) and after.phase.suspect is not None
-            _require(waits or isinstance(after.phase, Finished), "a failure is charged, ends the job or is looked into")
+            waits = isinstance(after.phase, Running) and bool(after.phase.exits)
+            # An earlier one may have asked for the restart that this one leads to.
+            earlier = suspected and (after.world != before.world or isinstance(after.phase, Holding))
+            over = isinstance(after.phase, Finished)
+            _require(waits or earlier or over, "a failure is charged, ends the job or is looked into")
         _require(len(new) <= self.config.policy.max_restarts, "the budget is never overdrawn")
 
+    def _note_blame(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+        """Who is excluded, and who is checked: only somebody on whom a worker just failed."""
+        if isinstance(event, NodeCleared):
+            self.excluded.discard(event.node)
+        newly = after.history.kept_out - self.excluded
+        blamed = {failure.node for failure in after.history.failures[-1:]} if after.history != before.history else set()
+        checked = {node for node, directive in sent(commands) if isinstance(directive, Check)}
+        _require(newly | checked <= blamed, "only a node that failed is excluded or checked")
+        _require(after.history.kept_out >= self.excluded, "an exclusion lasts until it is cleared")
+        self.excluded |= newly
+        self.checking |= checked
+        limit = self.config.policy.exclude_after
+        for node in blamed if limit and len(after.history.charged) > len(before.history.charged) else ():
+            often = sum(failure.node == node for failure in after.history.failures) >= limit
+            _require(not often or node in self.excluded, "a node that failed often enough is excluded")
+        _require(isinstance(after.phase, Finished) or after.checking == self.checking, "it is known who is checked")
+
+    @property
+    def fit(self) -> set[str]:
+        return self.present.keys() - self.checking
+
+    @property
+    def welcome(self) -> set[str]:
+        return self.fit - self.excluded
+
     def _check_commit(self, after: Job, commands: tuple[Command, ...], now: float) -> None:
+        for command in commands:
+            if isinstance(command, Keep):
+                _require(command.finished == self.finished, "the ranks that ended are kept as they are")
+                _require(command.history == after.history, "what failed is kept as it is")
         commits = [command for command in commands if isinstance(command, Commit)]
         _require(len(commits) <= 1, "a step commits one world at most")
         for commit in commits:
@@ -372,9 +448,6 @@ class Referee:
             self.finished.clear()
             self.doubtful.clear()
             self.broken = False
-        for command in commands:
-            if isinstance(command, Keep):
-                _require(command.finished == self.finished, "the ranks that ended are kept as they are")
         _require(after.world == (self.worlds[-1] if self.worlds else None), "no world without a commit")
 
     def _check_world(self, world: World, previous: World | None) -> None:
@@ -384,9 +457,14 @@ class Referee:
         for placement in world.placements:
             here = self.present.get(placement.node)
             _require(here is not None, f"{placement.node} has a place but is not present")
+            _require(placement.node in self.fit, f"{placement.node} has a place, but is not checked yet")
             _require(here is not None and here.slots == placement.slots, "a node runs as many workers as it has slots")
         _require(world.generation == (previous.generation + 1 if previous else 1), "a generation follows the last")
         _require(self.required <= len(world.nodes) <= self.config.max_nodes, "the size is within the bounds")
+        last_resort = set(world.nodes) & self.excluded
+        enough = len(self.welcome) >= self.required
+        _require(not last_resort or not enough, "whoever is excluded is a last resort")
+        _require(not last_resort or len(world.nodes) == self.required, "no more of the excluded than are needed")
         if previous is not None:
             _require(self.config.level != Level.OFF, "at level 0 there is one generation")
             fixed = self.config.level == Level.FAULT_TOLERANT
@@ -409,6 +487,9 @@ class Referee:
 
     def _check_order(self, world: World, previous: World) -> None:
         survivors = [node for node in previous.nodes if node in self.present]
+        left_out = {node for node in survivors if node not in world.nodes}
+        _require(not left_out & self.welcome, "who has a place keeps it")
+        survivors = [node for node in survivors if node in world.nodes]
         _require([node for node in world.nodes if node in previous.nodes] == survivors, "survivors keep their order")
         if len(world.nodes) == len(previous.nodes):
             kept = all(world.nodes.index(node) == previous.nodes.index(node) for node in survivors)
@@ -438,7 +519,8 @@ class Referee:
                 _require(len(self.finished) == self.worlds[-1].world_size, "success takes every rank")
             case Failed(first=WorkerExit() as first):
                 decided = event == WorkerExited(first) or first in self._told_by_joiner
-                decided |= isinstance(before.phase, Running) and first == before.phase.suspect
+                decided |= isinstance(before.phase, Running) and first in before.phase.exits
+                decided |= isinstance(before.phase, Running) and before.phase.hang is not None and bool(first.hang)
                 _require(decided and not first.ok, "the first failure is the one that decided")
                 budget = self.config.policy.max_restarts
                 _require(len(before.history.charged) == budget, "the whole budget is used before giving up")
@@ -453,7 +535,7 @@ class Referee:
     def _check_sends(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         directives = sent(commands)
         guests = {event.member.node} if isinstance(event, MemberJoined) else set()
-        guests |= {event.node} if isinstance(event, MemberLeaving) else set()
+        guests |= {event.node} if isinstance(event, MemberLeaving | NodeChecked) else set()
         guests |= {each.node for each in before.phase.leaving} if isinstance(before.phase, Running) else set()
         strangers = {node for node, _ in directives} - self.present.keys() - guests
         _require(not strangers, f"{strangers} are told something but not present")
@@ -466,14 +548,20 @@ class Referee:
                 again = given.generation == self.worlds[-1].generation and command.node in self._behind(event)
                 _require(given.generation in done or again, "a world is committed before it is sent")
                 _require(given == self.worlds[-1].assignment(command.node), "a node is sent its part of the world")
-        told: dict[type[Directive], list[str]] = {Run: [], Hold: [], Drain: [], Wait: [], Halt: []}
+        kinds: tuple[type[Directive], ...] = (Run, Hold, Drain, Wait, Halt, Dump, Check, Explain)
+        told: dict[type[Directive], list[str]] = {kind: [] for kind in kinds}
         for node, directive in directives:
             told[type(directive)].append(node)
         expected = self._expected(before, event, after, committed(commands))
         for kind, nodes in expected.items():
             _require(sorted(told[kind]) == sorted(nodes), f"{kind.__name__} goes to {sorted(nodes)}, once each")
+        _require(len(set(told[Explain])) == len(told[Explain]), "a story is told once")
         if isinstance(after.phase, Finished):
             _require(self.present.keys() <= set(told[Halt]), "at the end everybody present is told")
+        else:
+            ended = before.inquest is not None and before.inquest != after.inquest
+            ended = ended and (after.inquest is None or after.inquest.generation != before.inquest.generation)  # type: ignore[union-attr]
+            _require(not ended or bool(told[Explain]) or not self.present, "how a generation ended is told")
 
     def _behind(self, event: Event) -> list[str]:
         """A node that comes back without having seen the world that runs."""
@@ -489,7 +577,7 @@ class Referee:
         """Who must be told to run, to hold and to drain in a step between these two states."""
         here = [node for node in self.worlds[-1].nodes if node in self.present] if self.worlds else []
         active = isinstance(before.phase, Running | Draining)
-        over = isinstance(after.phase, Running) and after.phase.suspect is not None
+        over = isinstance(after.phase, Running) and bool(after.phase.exits)
         again = self._behind(event) if active and isinstance(after.phase, Running | Draining) and not over else []
         held = here if active and isinstance(after.phase, Holding) else []
         if isinstance(before.phase, Holding) and isinstance(after.phase, Holding):
@@ -497,7 +585,13 @@ class Referee:
         if active and isinstance(event, MemberJoined) and event.running is not None:
             stranger = event.member.node in self.present and event.member.node not in self.worlds[-1].nodes
             held = [*held, event.member.node] if stranger else held
+        if worlds and len(self.worlds) > 1:
+            places = self.worlds[-2].nodes
+            held = [node for node in places if node in self.present and node not in worlds[0].nodes]
+        asks = isinstance(after.phase, Running) and after.phase.hang is not None
+        asks = asks and isinstance(before.phase, Running) and before.phase.hang is None
         return {
+            Dump: here if asks else [],
             Run: list(worlds[0].nodes) if worlds else again,
             Hold: held,
             Wait: self._waiting(before, event, after),
@@ -514,7 +608,9 @@ class Referee:
         if isinstance(before.phase, Holding) and isinstance(after.phase, Holding):
             return [event.member.node] if event.running is None else []
         active = isinstance(before.phase, Running | Draining) and not isinstance(after.phase, Finished)
-        return [event.member.node] if active and event.member.node not in self.worlds[-1].nodes else []
+        # Whoever had a place in the world before, and has none in a new one, is told to hold.
+        placed = self.worlds[-2].nodes if after.world != before.world and len(self.worlds) > 1 else ()
+        return [event.member.node] if active and event.member.node not in (*self.worlds[-1].nodes, *placed) else []
 
     def _check_state(self, after: Job, now: float) -> None:
         if isinstance(after.phase, Finished):
@@ -532,16 +628,18 @@ class Referee:
             for node in world.nodes:
                 fine = node in self.present or node in self.absent or world.ranks(node) <= self.finished
                 _require(fine, f"{node} is gone with unfinished workers, but the world runs on")
-        if isinstance(after.phase, Gathering | Holding) and len(self.present) >= self.required:
-            able = all(member.ports for member in self.present.values()) and not self.absent
+        if isinstance(after.phase, Gathering | Holding) and len(self.fit) >= self.required:
+            able = all(self.present[node].ports for node in self.fit) and not self.absent
             quiet = isinstance(after.phase, Gathering) and now < after.phase.since + self.config.quiet_s
             doubt = bool(self.worlds) and self._doubt_until(self.worlds[-1]) is not None
             _require(quiet or doubt or not able, "a job that lacks nothing waits for nothing but the quiet time")
         if isinstance(after.phase, Running) and self.config.level == Level.ELASTIC and not self.finished:
             size = len(self.worlds[-1].nodes)
-            ready = len({node for node, member in self.present.items() if member.warm} | set(self.worlds[-1].nodes))
+            ready = len({node for node in self.welcome if self.present[node].warm} | set(self.worlds[-1].nodes))
             room = size < min(ready, self.config.max_nodes)
-            _require(not room or deadline(after) is not None, "a newcomer for whom there is room is not forgotten")
+            judged = bool(after.phase.exits)
+            due = judged or deadline(after) is not None
+            _require(not room or due, "a newcomer for whom there is room is not forgotten")
         if isinstance(after.phase, Draining):
             _require(self.config.level == Level.ELASTIC, "only an elastic job drains")
 
@@ -566,6 +664,10 @@ def _words(command: Command) -> str:
             return assignment.reason
         case Send(directive=Drain(reason=reason) | Hold(reason=reason) | Wait(reason=reason)) | Tell(reason=reason):
             return reason
+        case Send(directive=Dump(reason=reason) | Check(reason=reason)):
+            return reason
+        case Send(directive=Explain(verdict=verdict)):
+            return verdict.decision
         case _:
             raise AssertionError(f"unhandled value: {command!r}")
 
@@ -623,12 +725,13 @@ class Story:
         seen: int | None = None,
         exits: tuple[WorkerExit, ...] = (),
         warm: bool = True,
+        checking: bool = False,
     ) -> None:
         """A node comes, or comes again: then it still holds the ports that no world has taken."""
         held = self.referee.present[node].ports if node in self.referee.present else ()
         offer = (*held, *self.fresh_ports(max(0, ports - len(held))))
         joiner = replace(member(node, order=next(self._orders), slots=slots, ports=offer), warm=warm)
-        self.tell(MemberJoined(joiner, running, seen, exits))
+        self.tell(MemberJoined(joiner, running, seen, exits, checking))
 
     def exit(self, rank: int, code: int = 0, *, signal: int | None = None, generation: int | None = None) -> None:
         """The worker with this rank ends, on the node where it runs."""
@@ -689,6 +792,11 @@ class Story:
             "kill": lambda rank: self.exit(int(rank), signal=signal.SIGKILL),
             "crash": lambda rank: self.exit(int(rank), signal=signal.SIGSEGV),
             "wait": lambda seconds: self.wait(float(seconds)),
+            "progress": self._progressed,
+            "dumped": self._dumped,
+            "fit": lambda node: self.tell(NodeChecked(node)),
+            "unfit": lambda node: self.tell(NodeChecked(node, "its disk is full")),
+            "clear": lambda node: self.tell(NodeCleared(node)),
         }
 
     def _drained(self, word: str) -> None:
@@ -699,6 +807,22 @@ class Story:
         node, generation = _at(word)
         number = self.generation if generation is None else generation
         self.tell(NodeStopped(node, number, "it is cut off"))
+
+    def _progressed(self, word: str) -> None:
+        """``a:3:4``: the workers of node a have made so many steps."""
+        node, *counts = word.split(":")
+        self.tell(NodeProgressed(node, self.generation, tuple(Mark(int(each), int(each)) for each in counts)))
+
+    def _dumped(self, word: str) -> None:
+        """``a:wait:work``: what the workers of node a are doing."""
+        node, *doing = word.split(":")
+        world = self.job.world
+        assert world is not None
+        stacks = tuple(
+            StackReport(rank, "train.py:7 in train", "all_reduce" if what == "wait" else "", "stack", f"{rank}.txt")
+            for rank, what in zip(sorted(world.ranks(node)), doing, strict=True)
+        )
+        self.tell(StacksDumped(node, self.generation, stacks))
 
     def _exited(self, word: str, default: int) -> None:
         head, generation = _at(word)

@@ -8,28 +8,37 @@ from elastic_adapter.core.events import (
     MemberJoined,
     MemberLeaving,
     MemberReady,
+    NodeChecked,
     NodeDrained,
+    NodeProgressed,
     NodeStopped,
     PortsOffered,
+    StacksDumped,
     StopRequested,
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running
 from elastic_adapter.core.model import (
     Assignment,
+    Check,
     CheckpointRef,
     Directive,
     Drain,
+    Dump,
     Endpoint,
+    Explain,
     Failed,
     Halt,
     Hold,
+    Mark,
     Member,
     Outcome,
     Peer,
     Run,
+    StackReport,
     Stopped,
     Succeeded,
+    Verdict,
     Wait,
     WorkerExit,
 )
@@ -39,7 +48,18 @@ from elastic_adapter.proto import control_pb2 as pb
 TOKEN = "elastic-token"  # noqa: S105 (its name, not a token)
 EPOCH = "elastic-epoch"
 
-Report = PortsOffered | WorkerExited | NodeDrained | NodeStopped | MemberReady | MemberLeaving | StopRequested
+Report = (
+    PortsOffered
+    | WorkerExited
+    | NodeDrained
+    | NodeStopped
+    | NodeProgressed
+    | StacksDumped
+    | NodeChecked
+    | MemberReady
+    | MemberLeaving
+    | StopRequested
+)
 
 
 def hello_to_wire(state: MemberJoined) -> pb.Report:
@@ -56,6 +76,7 @@ def hello_to_wire(state: MemberJoined) -> pb.Report:
         order=member.order,
         control=member.control,
         cold=not member.warm,
+        checking=state.checking,
     )
     return pb.Report(hello=hello)
 
@@ -77,6 +98,7 @@ def hello_from_wire(report: pb.Report, order: int) -> MemberJoined:
         running=hello.running if hello.HasField("running") else None,
         seen=hello.seen,
         exits=tuple(_exit_from_wire(exit) for exit in hello.exits),
+        checking=hello.checking,
     )
 
 
@@ -104,14 +126,30 @@ def report_to_wire(report: Report) -> pb.Report:
             return pb.Report(member_ready=pb.MemberReady())
         case NodeStopped(generation=generation, reason=reason):
             return pb.Report(node_stopped=pb.NodeStopped(generation=generation, reason=reason))
-        case WorkerExited(exit=exit):
-            return pb.Report(worker_exited=_exit_to_wire(exit))
-        case NodeDrained(generation=generation):
-            return pb.Report(node_drained=pb.NodeDrained(generation=generation))
+        case WorkerExited() | NodeDrained() | NodeProgressed() | StacksDumped():
+            return _workers_to_wire(report)
+        case NodeChecked(trouble=trouble):
+            return pb.Report(node_checked=pb.NodeChecked(trouble=_text(trouble)))
         case MemberLeaving(signal=signal):
             return pb.Report(leaving=pb.Leaving(signal=signal))
         case StopRequested(signal=signal):
             return pb.Report(stop_requested=pb.StopRequested(signal=signal))
+        case _:
+            assert_never(report)
+
+
+def _workers_to_wire(report: WorkerExited | NodeDrained | NodeProgressed | StacksDumped) -> pb.Report:
+    match report:
+        case WorkerExited(exit=exit):
+            return pb.Report(worker_exited=_exit_to_wire(exit))
+        case NodeDrained(generation=generation):
+            return pb.Report(node_drained=pb.NodeDrained(generation=generation))
+        case NodeProgressed(generation=generation, marks=marks):
+            told = [pb.Mark(count=mark.count, step=mark.step) for mark in marks]
+            return pb.Report(node_progressed=pb.NodeProgressed(generation=generation, marks=told))
+        case StacksDumped(generation=generation, stacks=stacks):
+            found = [_stack_to_wire(stack) for stack in stacks]
+            return pb.Report(stacks_dumped=pb.StacksDumped(generation=generation, stacks=found))
         case _:
             assert_never(report)
 
@@ -125,14 +163,28 @@ def report_from_wire(report: pb.Report, node: str) -> Event | None:
             return MemberReady(node)
         case "node_stopped":
             return NodeStopped(node, report.node_stopped.generation, report.node_stopped.reason)
-        case "worker_exited":
-            return WorkerExited(_exit_from_wire(report.worker_exited))
-        case "node_drained":
-            return NodeDrained(node, report.node_drained.generation)
+        case "node_checked":
+            return NodeChecked(node, report.node_checked.trouble)
         case "leaving":
             return MemberLeaving(node, report.leaving.signal)
         case "stop_requested":
             return StopRequested(node, report.stop_requested.signal)
+        case _:
+            return _workers_from_wire(report, node)
+
+
+def _workers_from_wire(report: pb.Report, node: str) -> Event | None:
+    match report.WhichOneof("kind"):
+        case "worker_exited":
+            return WorkerExited(_exit_from_wire(report.worker_exited))
+        case "node_drained":
+            return NodeDrained(node, report.node_drained.generation)
+        case "node_progressed":
+            marks = tuple(Mark(mark.count, mark.step) for mark in report.node_progressed.marks)
+            return NodeProgressed(node, report.node_progressed.generation, marks)
+        case "stacks_dumped":
+            stacks = tuple(_stack_from_wire(stack) for stack in report.stacks_dumped.stacks)
+            return StacksDumped(node, report.stacks_dumped.generation, stacks)
         case _:
             return None
 
@@ -149,6 +201,12 @@ def directive_to_wire(epoch: int, directive: Directive) -> pb.Directive:
             return pb.Directive(epoch=epoch, wait=pb.Wait(reason=reason))
         case Halt(outcome=outcome):
             return pb.Directive(epoch=epoch, halt=_outcome_to_wire(outcome))
+        case Dump(generation=generation, reason=reason):
+            return pb.Directive(epoch=epoch, dump=pb.Dump(generation=generation, reason=reason))
+        case Check(reason=reason):
+            return pb.Directive(epoch=epoch, check=pb.Check(reason=reason))
+        case Explain(verdict=verdict):
+            return pb.Directive(epoch=epoch, explain=_verdict_to_wire(verdict))
         case _:
             assert_never(directive)
 
@@ -167,6 +225,12 @@ def directive_from_wire(directive: pb.Directive) -> Directive | None:
             return Wait(directive.wait.reason)
         case "halt":
             return Halt(_outcome_from_wire(directive.halt))
+        case "dump":
+            return Dump(directive.dump.generation, directive.dump.reason)
+        case "check":
+            return Check(directive.check.reason)
+        case "explain":
+            return Explain(_verdict_from_wire(directive.explain))
         case _:
             return None
 
@@ -225,6 +289,8 @@ def _exit_to_wire(exit: WorkerExit) -> pb.WorkerExited:
         age_s=exit.age_s,
         oom=exit.oom,
         step=exit.step,
+        hang=_text(exit.hang),
+        stack_file=_text(exit.stack_file),
     )
 
 
@@ -249,6 +315,46 @@ def _exit_from_wire(exit: pb.WorkerExited) -> WorkerExit:
         age_s=exit.age_s if exit.HasField("age_s") else None,
         oom=exit.oom,
         step=exit.step if exit.HasField("step") else None,
+        hang=exit.hang,
+        stack_file=exit.stack_file,
+    )
+
+
+def _stack_to_wire(stack: StackReport) -> pb.StackReport:
+    return pb.StackReport(
+        rank=stack.rank,
+        place=_text(stack.place),
+        waits=_text(stack.waits),
+        text=_text(stack.text),
+        file=_text(stack.file),
+        pid=stack.pid,
+        at=stack.at,
+    )
+
+
+def _stack_from_wire(stack: pb.StackReport) -> StackReport:
+    return StackReport(stack.rank, stack.place, stack.waits, stack.text, stack.file, stack.pid, stack.at)
+
+
+def _verdict_to_wire(verdict: Verdict) -> pb.Explain:
+    return pb.Explain(
+        generation=verdict.generation,
+        first=_exit_to_wire(verdict.first),
+        others=[_exit_to_wire(exit) for exit in verdict.others],
+        more=verdict.more,
+        decision=verdict.decision,
+        restarts_left=verdict.restarts_left,
+    )
+
+
+def _verdict_from_wire(explain: pb.Explain) -> Verdict:
+    return Verdict(
+        generation=explain.generation,
+        first=_exit_from_wire(explain.first),
+        others=tuple(_exit_from_wire(exit) for exit in explain.others),
+        more=explain.more,
+        decision=explain.decision,
+        restarts_left=explain.restarts_left,
     )
 
 
@@ -293,7 +399,15 @@ def _outcome_to_wire(outcome: Outcome) -> pb.Halt:
         case Succeeded(reason=reason):
             return pb.Halt(succeeded=pb.Succeeded(reason=reason))
         case Failed(reason=reason, first=first, alone=alone):
-            return pb.Halt(failed=pb.Failed(reason=reason, first=_exit_to_wire(first) if first else None, alone=alone))
+            failed = pb.Failed(
+                reason=_text(reason),
+                first=_exit_to_wire(first) if first else None,
+                alone=alone,
+                others=[_exit_to_wire(exit) for exit in outcome.others],
+                more=outcome.more,
+                restarts_left=outcome.restarts_left,
+            )
+            return pb.Halt(failed=failed)
         case Stopped(reason=reason, signal=signal, alone=alone):
             return pb.Halt(stopped=pb.Stopped(reason=reason, signal=signal, alone=alone))
         case _:
@@ -307,5 +421,12 @@ def _outcome_from_wire(halt: pb.Halt) -> Outcome:
         case "stopped":
             return Stopped(halt.stopped.reason, halt.stopped.signal, halt.stopped.alone)
         case _:
-            first = _exit_from_wire(halt.failed.first) if halt.failed.HasField("first") else None
-            return Failed(halt.failed.reason, first, halt.failed.alone)
+            failed = halt.failed
+            return Failed(
+                failed.reason,
+                _exit_from_wire(failed.first) if failed.HasField("first") else None,
+                failed.alone,
+                tuple(_exit_from_wire(exit) for exit in failed.others),
+                failed.more,
+                failed.restarts_left if failed.HasField("restarts_left") else None,
+            )

@@ -44,7 +44,7 @@ def _print(text: str) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    if argv and argv[0] in ("status", "events"):
+    if argv and argv[0] in ("status", "events", "clear"):
         from elastic_adapter.launchers import look
 
         return look.main(argv[0], argv[1:])

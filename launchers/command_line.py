@@ -19,7 +19,8 @@ _FLAGS: dict[str, Setting] = {flag.replace("_", "-"): setting for setting in SET
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?$|-\.\d+$")
 
 _USAGE = """elastic-launch [options] script [arguments of the script]
-       elastic-launch status|events --job NAME --rdzv-endpoint HOST:PORT [--json]"""
+       elastic-launch status|events --job NAME --rdzv-endpoint HOST:PORT [--json]
+       elastic-launch clear --job NAME --rdzv-endpoint HOST:PORT NODE"""
 
 _DESCRIPTION = """\
 Runs a training script on several workers and starts them again when one fails.
@@ -44,7 +45,8 @@ examples:
   elastic-launch --framework paddle --nnodes 2:4 --master etcd://etcd1:2379 --job_id j train.py
       two to four nodes, in the words of Paddle's launchers
   elastic-launch status --job job1 --rdzv-endpoint etcd1:2379
-      who takes part in a job of several nodes, and how it is; events: what happened to it
+      who takes part in a job of several nodes, and how it is; events: what happened to it;
+      clear: nothing is held against the node named last any more
   elastic-launch --dry-run --nproc-per-node 2 train.py
       show the settings, where each comes from, and each worker's environment
 """

@@ -18,6 +18,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthCommand:
+    """What finds out whether this node is fit to take part."""
+
+    text: str
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     job: JobConfig
     node: NodeConfig
@@ -29,5 +37,6 @@ class LaunchPlan:
     cluster: ClusterConfig | None = None
     # Where the end is written as JSON; None: nowhere.
     summary_file: str | None = None
+    health_check: HealthCommand | None = None
     # Lines that the user should see once at the start.
     notes: tuple[str, ...] = ()

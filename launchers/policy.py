@@ -13,10 +13,13 @@ from elastic_adapter.launchers.settings import Given, seconds_of
 
 _LAST_CODE = 255
 _EXPECTED = "rules such as 3=fail, 10-20=restart or SIGSEGV=ignore"
+# A node is checked after so many failures on it.
+_CHECK_AFTER = 2
 
 
 def restart_policy(values: Mapping[str, Given], entry: Entry, level: Level) -> RestartPolicy:
     window = values["restart-window"]
+    crash_loop, excludes = _crash_loop(values["crash-loop"])
     return RestartPolicy(
         max_restarts=_max_restarts(values, entry, level),
         window_s=None if window.text is None else window.seconds(positive=True),
@@ -25,7 +28,10 @@ def restart_policy(values: Mapping[str, Given], entry: Entry, level: Level) -> R
         rules=_rules(values["on-exit"]),
         startup_failures=values["startup-failures"].whole(0),
         startup_s=values["startup-window"].seconds(),
-        crash_loop=_crash_loop(values["crash-loop"]),
+        crash_loop=crash_loop,
+        crash_loop_excludes=excludes,
+        exclude_after=values["exclude-node-after"].whole(0),
+        check_after=_CHECK_AFTER if values["health-check"].text else 0,
     )
 
 
@@ -39,7 +45,8 @@ def common(policy: RestartPolicy) -> tuple[tuple[str, str], ...]:
         ("on-exit", ",".join(rule.text for rule in policy.rules) or "none"),
         ("startup-failures", str(policy.startup_failures)),
         ("startup-window", f"{policy.startup_s:g}"),
-        ("crash-loop", str(policy.crash_loop)),
+        ("crash-loop", f"{policy.crash_loop}{'=exclude-node' if policy.crash_loop_excludes else ''}"),
+        ("exclude-node-after", str(policy.exclude_after)),
     )
 
 
@@ -67,11 +74,13 @@ def _backoff(given: Given) -> Backoff | None:
     return Backoff(first, longest) if longest else None
 
 
-def _crash_loop(given: Given) -> int:
-    limit = given.whole(0)
-    if limit == 1:
-        raise given.wrong("0 (off), or 2 and more failures in a row")
-    return limit
+def _crash_loop(given: Given) -> tuple[int, bool]:
+    """How many failures in a row, and whether the node is excluded instead of ending the job."""
+    found = re.fullmatch(r"(\d+)(=exclude-node|=fail)?", given.text or "", re.ASCII)
+    limit = int(found[1]) if found else 1
+    if not found or limit == 1:
+        raise given.wrong("0 (off), or 2 and more failures in a row, as in 3 or 3=exclude-node")
+    return limit, found[2] == "=exclude-node"
 
 
 def _rules(given: Given) -> tuple[ExitRule, ...]:

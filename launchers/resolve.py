@@ -16,7 +16,7 @@ from elastic_adapter.core.model import Level, signal_name, signal_number
 from elastic_adapter.core.ports import Adapter, NativeProgram, Program
 from elastic_adapter.launchers import fleetrun, framework, numa, policy, rendezvous, streams
 from elastic_adapter.launchers.devices import Machine, gpu_count, visible_gpus
-from elastic_adapter.launchers.plan import LaunchPlan, Source
+from elastic_adapter.launchers.plan import HealthCommand, LaunchPlan, Source
 from elastic_adapter.launchers.program import interpreter, program
 from elastic_adapter.launchers.settings import SETTINGS, Given
 
@@ -79,10 +79,11 @@ def resolve(
         cpus=_cpus(values["numa-binding"], slots, environ, machine),
     )
     adapter = load(entry, options)
+    check = _health_check(values)
     cluster = place.cluster and replace(
         place.cluster,
         node_is_guessed=name.origin == _HOST_NAME,
-        common=_common(job, slots, entry),
+        common=_common(job, slots, entry, check),
     )
     return LaunchPlan(
         job=job,
@@ -102,6 +103,7 @@ def resolve(
         ),
         cluster=cluster,
         summary_file=values["summary-file"].text,
+        health_check=check,
         notes=(*told.notes, *place.notes, *_notes(values, adapter, slots, environ)),
     )
 
@@ -109,7 +111,6 @@ def resolve(
 def _job(values: Mapping[str, Given], entry: Entry, job_id: str) -> JobConfig:
     min_nodes, max_nodes = rendezvous.nodes(values["nnodes"])
     level = _level(values["fault-tolerance-level"], min_nodes, max_nodes)
-    hold = values["hold-timeout"]
     return JobConfig(
         job_id=job_id,
         min_nodes=min_nodes,
@@ -118,10 +119,21 @@ def _job(values: Mapping[str, Given], entry: Entry, job_id: str) -> JobConfig:
         policy=policy.restart_policy(values, entry, level),
         quiet_s=values["quiet-time"].seconds(),
         drain_s=values["drain-timeout"].seconds(),
-        hold_timeout_s=None if hold.text is None else hold.seconds(positive=True),
+        hold_timeout_s=_limit(values["hold-timeout"]),
         lease_s=values["lease-ttl"].whole(2),
         isolation_s=values["isolation-timeout"].seconds(),
+        hang_timeout_s=_limit(values["hang-timeout"]),
+        start_timeout_s=_limit(values["start-timeout"]),
     )
+
+
+def _limit(given: Given) -> float | None:
+    return None if given.text is None else given.seconds(positive=True)
+
+
+def _health_check(values: Mapping[str, Given]) -> HealthCommand | None:
+    text, limit = values["health-check"].text, values["health-check-timeout"].seconds(positive=True)
+    return HealthCommand(text, limit) if text else None
 
 
 def _job_id(values: Mapping[str, Given], place: rendezvous.Place, machine: Machine) -> str:
@@ -129,7 +141,7 @@ def _job_id(values: Mapping[str, Given], place: rendezvous.Place, machine: Machi
     return _name(values["rdzv-id"], machine.new_id if place.cluster is None else lambda: "none")
 
 
-def _common(job: JobConfig, slots: int, entry: Entry) -> tuple[tuple[str, str], ...]:
+def _common(job: JobConfig, slots: int, entry: Entry, check: HealthCommand | None) -> tuple[tuple[str, str], ...]:
     """What all nodes must be told alike."""
     return (
         ("nnodes", f"{job.min_nodes}:{job.max_nodes}"),
@@ -137,9 +149,17 @@ def _common(job: JobConfig, slots: int, entry: Entry) -> tuple[tuple[str, str], 
         ("framework", entry.name),
         ("fault-tolerance-level", str(int(job.level))),
         *policy.common(job.policy),
+        ("health-check", check.text if check is not None else "none"),
         ("quiet-time", f"{job.quiet_s:g}"),
         ("drain-timeout", f"{job.drain_s:g}"),
-        ("hold-timeout", "none" if job.hold_timeout_s is None else f"{job.hold_timeout_s:g}"),
+        *(
+            (name, "none" if limit is None else f"{limit:g}")
+            for name, limit in (
+                ("hold-timeout", job.hold_timeout_s),
+                ("hang-timeout", job.hang_timeout_s),
+                ("start-timeout", job.start_timeout_s),
+            )
+        ),
         ("lease-ttl", str(job.lease_s)),
         ("isolation-timeout", f"{job.isolation_s:g}"),
     )

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastic_adapter.core.config import ClusterConfig, OutputConfig
 from elastic_adapter.core.errors import UserError
-from elastic_adapter.core.model import Endpoint, Failed, Outcome, Stopped, Succeeded, signal_name
+from elastic_adapter.core.health import HealthCheck
+from elastic_adapter.core.model import Endpoint, Failed, Outcome, Stopped, Succeeded, Verdict, signal_name
 from elastic_adapter.core.notices import NoticeBoard
 from elastic_adapter.core.output import ConsoleHandler, LineFormatter, Output
 from elastic_adapter.core.ports import PythonProgram
@@ -58,6 +59,9 @@ class _Parts:
     scratch: Path
     # Signals that came before there was an agent.
     caught: list[int]
+    health: HealthCheck | None
+    # Why the generations that failed did so, filled by the agent.
+    verdicts: list[Verdict]
 
 
 def launch(plan: LaunchPlan) -> int:
@@ -68,9 +72,10 @@ def launch(plan: LaunchPlan) -> int:
     output = Output()
     _log_to(output, plan)
     outcome: Outcome | None = None
+    verdicts: list[Verdict] = []
     try:
-        outcome = asyncio.run(_run(plan, guard, output, Path(scratch)))
-        _write_end(plan, outcome)
+        outcome = asyncio.run(_run(plan, guard, output, Path(scratch), verdicts))
+        _write_end(plan, outcome, verdicts)
         return outcome.exit_code
     finally:
         # All is delivered, however slowly it is read; but whoever stopped the job does not want to wait for that.
@@ -79,11 +84,12 @@ def launch(plan: LaunchPlan) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write_end(plan: LaunchPlan, outcome: Outcome) -> None:
+def _write_end(plan: LaunchPlan, outcome: Outcome, verdicts: list[Verdict]) -> None:
     """How it ended, for programs: in the file that the user names, and where torch's tools look for it."""
     files: dict[str, str] = {}
     if plan.summary_file is not None:
-        files[plan.summary_file] = json.dumps(as_values(outcome, plan.job.job_id, plan.node.node), indent=2) + "\n"
+        values = as_values(outcome, plan.job.job_id, plan.node.node, verdicts)
+        files[plan.summary_file] = json.dumps(values, indent=2) + "\n"
     asked = os.environ.get("TORCHELASTIC_ERROR_FILE")
     content = plan.adapter.error_file(outcome) if asked and isinstance(outcome, Failed) else None
     if asked and content is not None:
@@ -120,7 +126,7 @@ def _log_to(output: Output, plan: LaunchPlan) -> None:
         logger.getChild("launch").info("%s", note)
 
 
-async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) -> Outcome:
+async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path, verdicts: list[Verdict]) -> Outcome:
     # Signals that come before the agent is there are kept for it.
     caught: list[int] = []
     on_signals(plan.node.signals, caught.append)
@@ -131,19 +137,31 @@ async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path) ->
     pool = _pool(plan, starter)
     board = NoticeBoard(f"{scratch}/notices.sock")
     await board.open()
-    parts = _Parts(plan, starter, pool, board, scratch, caught)
+    check = plan.health_check
+    health = HealthCheck(guard, output, check.text, check.within_s) if check is not None else None
+    parts = _Parts(plan, starter, pool, board, scratch, caught, health, verdicts)
     if pool is not None:
         await pool.prepare(importing=plan.cluster is not None)
 
     # gRPC's own log lines tell a user nothing. The guard has its environment already: workers do not see this.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
+        if health is not None and (trouble := await _unless_signalled(caught, health.run())):
+            return _unfit(plan, trouble)
         if plan.cluster is None:
             return await _run_alone(parts)
         return await _run_among_others(parts, plan.cluster)
+    except _Signalled as signalled:
+        return Stopped(f"{signal_name(signalled.number)} before this node had joined the job", signalled.number)
     finally:
         board.close()
         await guard.close()
+
+
+def _unfit(plan: LaunchPlan, trouble: str) -> Outcome:
+    outcome = Failed(f"node {plan.node.node} failed its health check: {trouble}", alone=plan.cluster is not None)
+    log.error("%s", summarize(outcome, 0))
+    return outcome
 
 
 async def _run_alone(parts: _Parts) -> Outcome:
@@ -166,7 +184,16 @@ async def _run_alone(parts: _Parts) -> Outcome:
     leading = asyncio.create_task(coordinator.lead())
     session = LocalSession(address)
     try:
-        agent = Agent(plan.job, plan.node, starter=parts.starter, pool=parts.pool, session=session, board=parts.board)
+        agent = Agent(
+            plan.job,
+            plan.node,
+            starter=parts.starter,
+            pool=parts.pool,
+            session=session,
+            board=parts.board,
+            health=parts.health,
+            verdicts=parts.verdicts,
+        )
         return await _first(agent.run(parts.caught), leading)
     finally:
         leading.cancel()
@@ -221,11 +248,11 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
             pool=parts.pool,
             session=session,
             board=parts.board,
+            health=parts.health,
+            verdicts=parts.verdicts,
             leaving_ends_the_job=own_etcd,
         )
         return await agent.run(parts.caught)
-    except _Signalled as signalled:
-        return Stopped(f"{signal_name(signalled.number)} before this node had joined the job", signalled.number)
     finally:
         if parts.pool is not None:
             parts.pool.close()

@@ -226,8 +226,8 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "on-exit",
         "elasticity",
-        "what an exit code, a range of them or a signal means: restart, fail or ignore, such as 3=fail,SIGSEGV=fail; "
-        "may be repeated, the first that matches counts",
+        "what an exit code, a range of them or a signal means: restart, fail, ignore or exclude-node, such as "
+        "3=fail,SIGSEGV=fail; may be repeated, the first that matches counts",
         metavar="WHAT=ACTION,...",
         default="",
         torchrun=False,
@@ -252,9 +252,49 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "crash-loop",
         "elasticity",
-        "the same rank failing so often in a row ends the job; 0: never",
+        "the same rank, or the same step, failing so often in a row ends the job, or, with N=exclude-node, excludes "
+        "the node if it was the same each time; 0: never",
+        metavar="N[=exclude-node]",
+        default="0",
+        torchrun=False,
+    ),
+    _setting(
+        "exclude-node-after",
+        "elasticity",
+        "a node on which workers failed so often is kept out while enough others are there; 0: never",
         metavar="N",
         default="0",
+        torchrun=False,
+    ),
+    _setting(
+        "health-check",
+        "elasticity",
+        "a command of the shell that finds out whether a node is fit (code 0): run before it joins, and after two "
+        "failures on it",
+        metavar="COMMAND",
+        torchrun=False,
+    ),
+    _setting(
+        "health-check-timeout",
+        "elasticity",
+        "how long the health check may take",
+        metavar="TIME",
+        default="60",
+        torchrun=False,
+    ),
+    _setting(
+        "hang-timeout",
+        "elasticity",
+        "no rank told of a step (elastic_adapter.core.worker.progress) for so long, such as 10m: stacks are dumped, "
+        "and the workers start again; left out: hangs are not detected",
+        metavar="TIME",
+        torchrun=False,
+    ),
+    _setting(
+        "start-timeout",
+        "elasticity",
+        "workers of which none told of a first step for so long count as hung, too; left out: without limit",
+        metavar="TIME",
         torchrun=False,
     ),
     _setting(

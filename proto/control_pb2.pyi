@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong")
+    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PORTS_OFFERED_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,9 @@ class Report(_message.Message):
     MEMBER_READY_FIELD_NUMBER: _ClassVar[int]
     NODE_STOPPED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    NODE_PROGRESSED_FIELD_NUMBER: _ClassVar[int]
+    STACKS_DUMPED_FIELD_NUMBER: _ClassVar[int]
+    NODE_CHECKED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ports_offered: PortsOffered
     worker_exited: WorkerExited
@@ -25,10 +28,13 @@ class Report(_message.Message):
     member_ready: MemberReady
     node_stopped: NodeStopped
     pong: Pong
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    node_progressed: NodeProgressed
+    stacks_dumped: StacksDumped
+    node_checked: NodeChecked
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold")
+    __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold", "checking")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +45,7 @@ class Hello(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
+    CHECKING_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     slots: int
@@ -49,7 +56,8 @@ class Hello(_message.Message):
     order: int
     control: str
     cold: bool
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., seen: _Optional[int] = ..., order: _Optional[int] = ..., control: _Optional[str] = ..., cold: bool = ...) -> None: ...
+    checking: bool
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., seen: _Optional[int] = ..., order: _Optional[int] = ..., control: _Optional[str] = ..., cold: bool = ..., checking: bool = ...) -> None: ...
 
 class PortsOffered(_message.Message):
     __slots__ = ("ports", "seen")
@@ -71,12 +79,60 @@ class NodeStopped(_message.Message):
     reason: str
     def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class NodeProgressed(_message.Message):
+    __slots__ = ("generation", "marks")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    marks: _containers.RepeatedCompositeFieldContainer[Mark]
+    def __init__(self, generation: _Optional[int] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ...) -> None: ...
+
+class Mark(_message.Message):
+    __slots__ = ("count", "step")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    step: int
+    def __init__(self, count: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class StacksDumped(_message.Message):
+    __slots__ = ("generation", "stacks")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    stacks: _containers.RepeatedCompositeFieldContainer[StackReport]
+    def __init__(self, generation: _Optional[int] = ..., stacks: _Optional[_Iterable[_Union[StackReport, _Mapping]]] = ...) -> None: ...
+
+class StackReport(_message.Message):
+    __slots__ = ("rank", "place", "waits", "text", "file", "pid", "at")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    place: str
+    waits: str
+    text: str
+    file: str
+    pid: int
+    at: float
+    def __init__(self, rank: _Optional[int] = ..., place: _Optional[str] = ..., waits: _Optional[str] = ..., text: _Optional[str] = ..., file: _Optional[str] = ..., pid: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+
+class NodeChecked(_message.Message):
+    __slots__ = ("trouble",)
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    trouble: str
+    def __init__(self, trouble: _Optional[str] = ...) -> None: ...
+
 class Pong(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node", "error", "age_s", "oom", "step")
+    __slots__ = ("generation", "local_rank", "rank", "code", "signal", "at", "pid", "detail_source", "detail", "node", "error", "age_s", "oom", "step", "hang", "stack_file")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +147,8 @@ class WorkerExited(_message.Message):
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     OOM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    HANG_FIELD_NUMBER: _ClassVar[int]
+    STACK_FILE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     local_rank: int
     rank: int
@@ -105,7 +163,9 @@ class WorkerExited(_message.Message):
     age_s: float
     oom: bool
     step: int
-    def __init__(self, generation: _Optional[int] = ..., local_rank: _Optional[int] = ..., rank: _Optional[int] = ..., code: _Optional[int] = ..., signal: _Optional[int] = ..., at: _Optional[float] = ..., pid: _Optional[int] = ..., detail_source: _Optional[str] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., error: _Optional[str] = ..., age_s: _Optional[float] = ..., oom: bool = ..., step: _Optional[int] = ...) -> None: ...
+    hang: str
+    stack_file: str
+    def __init__(self, generation: _Optional[int] = ..., local_rank: _Optional[int] = ..., rank: _Optional[int] = ..., code: _Optional[int] = ..., signal: _Optional[int] = ..., at: _Optional[float] = ..., pid: _Optional[int] = ..., detail_source: _Optional[str] = ..., detail: _Optional[str] = ..., node: _Optional[str] = ..., error: _Optional[str] = ..., age_s: _Optional[float] = ..., oom: bool = ..., step: _Optional[int] = ..., hang: _Optional[str] = ..., stack_file: _Optional[str] = ...) -> None: ...
 
 class NodeDrained(_message.Message):
     __slots__ = ("generation",)
@@ -126,7 +186,7 @@ class StopRequested(_message.Message):
     def __init__(self, signal: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait")
+    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait", "dump", "check", "explain")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +194,9 @@ class Directive(_message.Message):
     HALT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run: Run
     drain: Drain
@@ -141,7 +204,40 @@ class Directive(_message.Message):
     halt: Halt
     ping: Ping
     wait: Wait
-    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ...) -> None: ...
+    dump: Dump
+    check: Check
+    explain: Explain
+    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., dump: _Optional[_Union[Dump, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
+
+class Dump(_message.Message):
+    __slots__ = ("generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Check(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Explain(_message.Message):
+    __slots__ = ("generation", "first", "others", "more", "decision", "restarts_left")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    first: WorkerExited
+    others: _containers.RepeatedCompositeFieldContainer[WorkerExited]
+    more: int
+    decision: str
+    restarts_left: int
+    def __init__(self, generation: _Optional[int] = ..., first: _Optional[_Union[WorkerExited, _Mapping]] = ..., others: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., more: _Optional[int] = ..., decision: _Optional[str] = ..., restarts_left: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ()
@@ -240,14 +336,20 @@ class Succeeded(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("reason", "first", "alone")
+    __slots__ = ("reason", "first", "alone", "others", "more", "restarts_left")
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_LEFT_FIELD_NUMBER: _ClassVar[int]
     reason: str
     first: WorkerExited
     alone: bool
-    def __init__(self, reason: _Optional[str] = ..., first: _Optional[_Union[WorkerExited, _Mapping]] = ..., alone: bool = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[WorkerExited]
+    more: int
+    restarts_left: int
+    def __init__(self, reason: _Optional[str] = ..., first: _Optional[_Union[WorkerExited, _Mapping]] = ..., alone: bool = ..., others: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., more: _Optional[int] = ..., restarts_left: _Optional[int] = ...) -> None: ...
 
 class Stopped(_message.Message):
     __slots__ = ("reason", "signal", "alone")
@@ -258,6 +360,16 @@ class Stopped(_message.Message):
     signal: int
     alone: bool
     def __init__(self, reason: _Optional[str] = ..., signal: _Optional[int] = ..., alone: bool = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ClearReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

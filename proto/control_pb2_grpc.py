@@ -24,6 +24,11 @@ class CoreStub(object):
                 request_serializer=elastic__adapter_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
                 response_deserializer=elastic__adapter_dot_proto_dot_control__pb2.StatusReply.FromString,
                 )
+        self.Clear = channel.unary_unary(
+                '/elastic_adapter.control.v1.Core/Clear',
+                request_serializer=elastic__adapter_dot_proto_dot_control__pb2.ClearRequest.SerializeToString,
+                response_deserializer=elastic__adapter_dot_proto_dot_control__pb2.ClearReply.FromString,
+                )
 
 
 class CoreServicer(object):
@@ -43,6 +48,13 @@ class CoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Clear(self, request, context):
+        """Nothing is to be held against a node any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -55,6 +67,11 @@ def add_CoreServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=elastic__adapter_dot_proto_dot_control__pb2.StatusRequest.FromString,
                     response_serializer=elastic__adapter_dot_proto_dot_control__pb2.StatusReply.SerializeToString,
+            ),
+            'Clear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clear,
+                    request_deserializer=elastic__adapter_dot_proto_dot_control__pb2.ClearRequest.FromString,
+                    response_serializer=elastic__adapter_dot_proto_dot_control__pb2.ClearReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -97,5 +114,22 @@ class Core(object):
         return grpc.experimental.unary_unary(request, target, '/elastic_adapter.control.v1.Core/Status',
             elastic__adapter_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
             elastic__adapter_dot_proto_dot_control__pb2.StatusReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Clear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elastic_adapter.control.v1.Core/Clear',
+            elastic__adapter_dot_proto_dot_control__pb2.ClearRequest.SerializeToString,
+            elastic__adapter_dot_proto_dot_control__pb2.ClearReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -22,7 +22,7 @@ from elastic_adapter.core.testing import Story, job_config
             "join a b",
             [
                 ("joined", "node b joined with 1 worker(s)"),
-                ("decision", "generation 1: 2 workers on 2 node(s): 2 of 2 nodes are here"),
+                ("world", "generation 1: 2 workers on 2 node(s): 2 of 2 nodes are here"),
             ],
             id="world",
         ),

@@ -25,9 +25,22 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, resume, step
-from elastic_adapter.core.model import Drain, Failed, Halt, Hold, Level, Run, Stopped, Succeeded, Wait
+from elastic_adapter.core.model import (
+    Check,
+    Drain,
+    Dump,
+    Explain,
+    Failed,
+    Halt,
+    Hold,
+    Level,
+    Run,
+    Stopped,
+    Succeeded,
+    Wait,
+)
 from elastic_adapter.core.ports import Record
-from elastic_adapter.core.restart import History
+from elastic_adapter.core.restart import Backoff, History
 from elastic_adapter.core.testing import Story, committed, exit_of, job_config, member, outline, sent, world_of
 
 OFF, TOLERANT, ELASTIC = Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC
@@ -371,7 +384,7 @@ def test_those_who_gather_are_told_what_for_now_and_then():
 def test_the_log_says_that_a_world_drains():
     """A person who reads the log learns for whom a world drains."""
     told = story(ELASTIC, (1, 2), "join a; wait 3; join b", quiet_s=0.0)
-    assert told.commands[0] == Tell("generation 1 drains: b joined")
+    assert told.commands[0] == Tell("generation 1 drains: b joined", "drain")
 
 
 def test_the_log_says_who_was_refused():
@@ -628,7 +641,7 @@ def test_holding_is_said_every_minute():
     assert told.commands == ()
     told.pass_deadline()
     reminder = "still holding after 60 s: node b is lost: its stream broke; 1 of at least 2 nodes are here"
-    assert told.commands == (Tell(reminder),)
+    assert told.commands == (Tell(reminder, "hold"),)
 
 
 class TestResume:
@@ -741,7 +754,7 @@ def test_a_leave_that_comes_a_moment_after_its_workers_ends_is_not_charged():
 def test_a_node_that_has_finished_is_known_to_the_next_leader():
     """Its ranks are kept when all of them have ended with code 0: a new leader does not take its end for a loss."""
     told = story(ELASTIC, (2, 2), "join a b; ok 0")
-    assert told.commands == (Keep(frozenset({0})),)
+    assert told.commands == (Keep(frozenset({0}), told.job.history),)
     job = resume(told.job.config, Record(told.job.world, finished=frozenset({0})), now=9.0)
     job, _ = step(job, MemberJoined(member("b"), running=1, seen=1), 9.0)
     job, commands = step(job, MemberLost("a", "its port refuses"), 9.0)
@@ -756,3 +769,294 @@ def test_the_earliest_failure_is_named_whichever_is_heard_first():
     told.tell(WorkerExited(replace(exit_of(1, 7, node="b"), at=20.4)))
     told.wait(0.25)
     assert told.job.phase.outcome.exit_code == 7
+
+
+class TestInquest:
+    """What becomes known of a generation's end is told to all nodes, once, and nothing waits for that."""
+
+    def explained(self, told):
+        return [(node, directive.verdict) for node, directive in sent(told.commands) if isinstance(directive, Explain)]
+
+    def test_after_a_moment(self):
+        """The restart goes ahead at once; a second later everybody is told what failed, and what else did."""
+        told = story(TOLERANT, (2, 2), "join a b; crash 0", max_restarts=3, blame_s=0.25)
+        assert outline(told.job) == "running 2: a b, 1 charged"
+        assert not self.explained(told)
+        told.exit(1, 1, generation=1)
+        told.tell(WorkerExited(exit_of(1, 1, node="b", generation=1)))
+        told.pass_deadline()
+        (one, verdict), (other, same) = self.explained(told)
+        assert (one, other, verdict) == ("a", "b", same)
+        assert (verdict.generation, verdict.first.rank, [each.rank for each in verdict.others]) == (1, 0, [1])
+        assert verdict.decision == "rank 0 on a was killed by SIGSEGV; restart 1 of 3"
+        assert verdict.restarts_left == 2
+        assert outline(told.job) == "running 2: a b, 1 charged"
+
+    def test_the_cause_may_come_last(self):
+        """What was decided upon was a consequence: the story, and what is remembered, name the cause."""
+        told = story(TOLERANT, (1, 1), "join a", max_restarts=3)
+        reset = replace(exit_of(0, 1), error="RuntimeError: Connection reset by peer")
+        told.tell(WorkerExited(reset))
+        assert told.job.history.failures[-1].what == reset.error
+        told.tell(WorkerExited(replace(exit_of(1, 1), error="ValueError: the data is bad", generation=1)))
+        told.pass_deadline()
+        assert self.explained(told)[0][1].first.error == "ValueError: the data is bad"
+        assert [each.what for each in told.job.history.failures] == ["ValueError: the data is bad"]
+        assert [each.history for each in told.commands if isinstance(each, Keep)] == [told.job.history]
+
+    def test_the_next_failure_does_not_wait(self):
+        """Each generation has a story of its own."""
+        told = story(TOLERANT, (1, 1), "join a; crash 0; crash 0", max_restarts=3)
+        assert [verdict.generation for _, verdict in self.explained(told)] == [1]
+        told.pass_deadline()
+        assert [verdict.generation for _, verdict in self.explained(told)] == [2]
+
+    def test_the_end_does_not_wait_either(self):
+        """What was to be told is told before everybody goes."""
+        told = story(TOLERANT, (1, 1), "join a; crash 0; ok 0", max_restarts=3)
+        assert [type(directive) for _, directive in sent(told.commands)] == [Explain, Halt]
+
+    def test_many_consequences(self):
+        """A thousand ranks that lost their peer are counted, not listed."""
+        told = Story(job_config(TOLERANT, (1, 1), max_restarts=3))
+        told.join("a", slots=100)
+        told.exit(0, signal=signal.SIGSEGV)
+        for rank in range(1, 100):
+            told.tell(WorkerExited(exit_of(rank, 1, generation=1)))
+        told.pass_deadline()
+        verdict = self.explained(told)[0][1]
+        assert (len(verdict.others), verdict.more) == (16, 83)
+
+
+class TestCause:
+    """Which of the failures on one node counts."""
+
+    CAUSE = replace(exit_of(0, 1), error="ValueError: the data is bad", at=2.0)
+    CONSEQUENCE = replace(exit_of(1, 1), error="RuntimeError: Connection closed by peer", at=1.0)
+
+    def told(self, *exits, max_restarts=0, slots=3):
+        told = Story(job_config(TOLERANT, (1, 1), max_restarts=max_restarts, blame_s=0.25))
+        told.join("a", slots=slots)
+        for exit in exits:
+            told.tell(WorkerExited(exit))
+        return told
+
+    def test_a_cause_is_acted_upon_at_once(self):
+        """Every millisecond before a restart is lost training."""
+        assert outline(self.told(self.CAUSE, max_restarts=1).job) == "running 2: a, 1 charged"
+
+    def test_a_consequence_waits_for_its_cause(self):
+        """Until that comes, or for a moment."""
+        told = self.told(self.CONSEQUENCE, max_restarts=1)
+        assert outline(told.job) == "running 1: a"
+        told.tell(WorkerExited(self.CAUSE))
+        assert outline(told.job) == "running 2: a, 1 charged"
+        assert "rank 0 on a exited with code 1" in told.job.world.reason
+        told = self.told(self.CONSEQUENCE, max_restarts=1)
+        told.pass_deadline()
+        assert "rank 1 on a exited with code 1" in told.job.world.reason
+
+    def test_an_end_waits_for_the_others(self):
+        """Nothing is lost by that, and their words belong to the story."""
+        told = self.told(self.CAUSE)
+        assert outline(told.job) == "running 1: a"
+        told.tell(WorkerExited(self.CONSEQUENCE))
+        told.pass_deadline()
+        outcome = told.job.phase.outcome
+        assert (outcome.first, [each.rank for each in outcome.others]) == (self.CAUSE, [1])
+        assert outcome.restarts_left == 0
+
+    def test_an_end_does_not_wait_when_all_are_out(self):
+        """Then there is nobody left to hear of."""
+        told = self.told(self.CONSEQUENCE, self.CAUSE, slots=2)
+        assert told.job.phase.outcome.first == self.CAUSE
+
+
+class TestHang:
+    """Workers that make no step are asked where they are, and then started again."""
+
+    JOIN = "join a b; progress a:1 b:1"
+
+    def told(self, script, **settings):
+        return story(ELASTIC, (1, 2), script, **{"max_restarts": 2, "hang_timeout_s": 10.0, **settings})
+
+    def test_stacks_come_first(self):
+        """Nothing is stopped before everybody has told."""
+        told = self.told(self.JOIN)
+        told.pass_deadline()
+        assert [(node, directive) for node, directive in sent(told.commands) if isinstance(directive, Dump)] == [
+            ("a", Dump(1, "no rank made a step for 10 s (--hang-timeout)")),
+            ("b", Dump(1, "no rank made a step for 10 s (--hang-timeout)")),
+        ]
+        assert told.play("dumped a:wait") == "running 1: a b"
+        assert told.play("dumped b:work") == "running 2: a b, 1 charged"
+        assert "rank 1 on b hangs" in told.job.world.reason
+        assert told.job.history.failures[-1].node == "b"
+        told.pass_deadline()
+        verdict = next(directive.verdict for _, directive in sent(told.commands) if isinstance(directive, Explain))
+        assert (verdict.first.rank, verdict.first.stack_file) == (1, "1.txt")
+        assert [each.rank for each in verdict.others] == [0]
+
+    def test_whoever_is_behind(self):
+        """The rank with the fewest steps, whatever its stack says."""
+        told = self.told("join a b; progress a:4 b:5; wait 10.5; dumped a:wait b:wait")
+        assert "rank 0 on a hangs" in told.job.world.reason
+
+    def test_who_does_not_answer_is_not_waited_for_long(self):
+        """Ten seconds."""
+        told = self.told(f"{self.JOIN}; wait 10.5; dumped a:wait; wait 9")
+        assert outline(told.job) == "running 1: a b"
+        assert told.play("wait 2") == "running 2: a b, 1 charged"
+
+    def test_a_step_meanwhile_is_a_step(self):
+        """Then they were only slow."""
+        told = self.told(f"{self.JOIN}; wait 10.5; progress a:2")
+        assert told.commands == (Tell("generation 1 gets on again"),)
+        assert told.play("dumped a:wait b:wait; wait 9") == "running 1: a b"
+        assert told.play("wait 2; dumped a:wait b:wait") == "running 2: a b, 1 charged"
+
+    def test_every_step_counts(self):
+        """Of any rank."""
+        assert outline(self.told(f"{self.JOIN}; wait 8; progress b:2; wait 8; progress a:2; wait 8").job) == (
+            "running 1: a b"
+        )
+
+    def test_without_any_word_nothing_is_claimed(self):
+        """That is said, once."""
+        told = self.told("join a b; wait 9")
+        told.pass_deadline()
+        assert "hangs are not detected" in told.commands[0].reason
+        assert deadline(told.job) is None
+        assert told.play("wait 1000; crash 0; wait 1000") == "running 2: a b, 1 charged"
+        assert told.commands == ()
+
+    def test_a_start_that_takes_too_long(self):
+        """A world that told of no step at all is judged by its own limit."""
+        settings = {"hang_timeout_s": None, "start_timeout_s": 5.0}
+        told = self.told("join a b; wait 5.3; dumped a:wait b:work", **settings)
+        assert outline(told.job) == "running 2: a b, 1 charged"
+        assert "rank 1 on b hangs: no rank told of a first step within 5 s (--start-timeout)" in told.job.world.reason
+        assert outline(self.told("join a b; wait 4; progress a:1; wait 99", **settings).job) == "running 1: a b"
+
+    def test_a_pause_before_the_start_does_not_count(self):
+        """The clock runs from when the workers may start."""
+        config = job_config(TOLERANT, max_restarts=3, start_timeout_s=5.0)
+        config = replace(config, policy=replace(config.policy, backoff=Backoff(60.0, 60.0)))
+        told = Story(config)
+        assert told.play("join a; crash 0; wait 30") == "running 2: a, 1 charged"
+
+    def test_the_budget_ends_it(self):
+        """With the suspect as the first failure."""
+        told = self.told(f"{self.JOIN}; wait 10.5; dumped a:work b:wait", max_restarts=0)
+        outcome = told.job.phase.outcome
+        assert (outcome.first.rank, outcome.exit_code, [each.rank for each in outcome.others]) == (0, 124, [1])
+
+    def test_a_failure_meanwhile_is_judged_instead(self):
+        """A worker that ends by itself says more than one that hangs."""
+        told = self.told(f"{self.JOIN}; wait 10.5; crash 1; dumped a:wait b:wait")
+        assert outline(told.job) == "running 2: a b, 1 charged"
+        assert "SIGSEGV" in told.job.world.reason
+
+    def test_a_silent_node_may_get_on(self):
+        """Nobody can tell; and when it is back, the clock begins anew."""
+        told = self.told(f"{self.JOIN}; hush b; wait 60")
+        assert outline(told.job) == "running 1: a b"
+        told.join("b", running=1)
+        assert told.play("wait 10") == "running 1: a b"
+        assert told.play("wait 1; dumped a:wait b:work") == "running 2: a b, 1 charged"
+
+
+class TestExclusion:
+    """A node on which workers fail is kept out while there are enough others."""
+
+    def test_the_others_go_on_without_it(self):
+        """It is told to stop, and why; it stays as a last resort."""
+        told = story(ELASTIC, (1, 3), "join a b c; crash 1", max_restarts=9, exclude_after=1)
+        assert outline(told.job) == "running 2: a c, 1 charged"
+        (held,) = [directive for node, directive in sent(told.commands) if node == "b"]
+        assert held == Hold(
+            "node b is excluded while there are enough others: 1 failure on it (--exclude-node-after 1); "
+            "until it is cleared, it is a last resort"
+        )
+        assert told.play("wait 100") == "running 2: a c, 1 charged"
+
+    @pytest.mark.parametrize(
+        ("nodes", "script", "end"),
+        [
+            pytest.param((2, 3), "join a b c; crash 1; lose c", "running 3: a b, 1 charged", id="a last resort"),
+            pytest.param((2, 2), "join a b; crash 1", "running 2: a b, 1 charged", id="nobody else is there"),
+            pytest.param((2, 2), "join a b c; crash 1", "running 2: a c, 1 charged", id="a spare takes its place"),
+            pytest.param(
+                (1, 2), "join a b; crash 1; clear b; wait 3; drained a", "running 3: a b, 1 charged", id="cleared"
+            ),
+            pytest.param((1, 2), "join a b; crash 1; join b; wait 9", "running 2: a, 1 charged", id="it comes again"),
+            pytest.param(
+                (1, 2),
+                "join a b; crash 1; lose b; clear b; join b; wait 3; drained a",
+                "running 3: a b, 1 charged",
+                id="cleared while it is away",
+            ),
+        ],
+    )
+    def test_while_there_are_enough_others(self, nodes, script, end):
+        """And no longer than until it is cleared."""
+        told = story(ELASTIC, nodes, script, max_restarts=9, exclude_after=1)
+        assert outline(told.job) == end
+
+    def test_it_outlives_its_leader(self):
+        """The next one knows who is excluded."""
+        told = story(ELASTIC, (1, 2), "join a b; crash 1", max_restarts=9, exclude_after=1)
+        (commit,) = [each for each in told.commands if isinstance(each, Commit)]
+        job = resume(told.job.config, Record(commit.world, commit.history), 0.0)
+        for node in "ab":
+            running = 2 if node == "a" else None
+            job, commands = step(job, MemberJoined(member(node, ports=(1,)), running=running, seen=2), 1.0)
+        assert [type(directive) for _, directive in sent(commands)] == [Wait]
+        assert outline(job) == "running 2: a, 1 charged"
+
+
+class TestCheck:
+    """A node that failed twice takes no part until it was checked."""
+
+    def told(self, script, nodes=(1, 2), level=ELASTIC):
+        return story(level, nodes, script, max_restarts=9, check_after=2)
+
+    def test_the_others_go_on_without_it(self):
+        """It is asked to find out."""
+        told = self.told("join a b; crash 1; crash 1")
+        assert outline(told.job) == "running 3: a, 2 charged"
+        kinds = [type(directive) for node, directive in sent(told.commands) if node == "b"]
+        assert kinds == [Explain, Hold, Check]
+
+    @pytest.mark.parametrize(
+        ("nodes", "script", "end"),
+        [
+            pytest.param((1, 2), "fit b; wait 3; drained a", "running 4: a b, 2 charged", id="it is fit"),
+            pytest.param((1, 2), "unfit b; wait 100", "running 3: a, 2 charged", id="it is not"),
+            pytest.param((2, 2), "wait 1", "holding 2: a b, 2 charged", id="the others need it"),
+            pytest.param((2, 2), "fit b", "running 3: a b, 2 charged", id="the others needed it"),
+            pytest.param((2, 2), "unfit b", "holding 2: a b, 2 charged", id="the others need another"),
+            pytest.param((2, 2), "unfit b; join c", "running 3: a c, 2 charged", id="the others got another"),
+            pytest.param((1, 2), "fit a", "running 3: a, 2 charged", id="nobody asked"),
+            pytest.param(
+                (1, 2), "join b; wait 3; drained a", "running 4: a b, 2 charged", id="it comes again, and is fit"
+            ),
+        ],
+    )
+    def test_its_answer(self, nodes, script, end):
+        """Whoever is fit comes back, whoever is not has left the job."""
+        assert outline(self.told(f"join a b; crash 1; crash 1; {script}", nodes).job) == end
+
+    def test_unfit(self):
+        """It is told to end, with the reason."""
+        told = self.told("join a b; crash 1; crash 1; unfit b")
+        (halt,) = [directive for node, directive in sent(told.commands) if node == "b"]
+        assert halt == Halt(Failed("node b failed its health check: its disk is full", alone=True))
+
+    def test_the_only_node(self):
+        """Without it there is no job."""
+        told = self.told("join a; wait 3; crash 0; crash 0", (1, 1))
+        assert outline(told.job) == "holding 2: a, 2 charged"
+        assert "the health of a is checked" in told.job.phase.reason
+        assert told.play("unfit a") == "failed 1"
+        assert reason_of(told) == "node a failed its health check: its disk is full"

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from elastic_adapter.core import hang
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.events import (
     Commit,
@@ -24,17 +25,33 @@ from elastic_adapter.core.events import (
     MemberLost,
     MemberReady,
     MemberSilent,
+    NodeChecked,
+    NodeCleared,
     NodeDrained,
+    NodeProgressed,
     NodeStopped,
     PortsOffered,
     Send,
     Severed,
+    StacksDumped,
     StopRequested,
     TimePassed,
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running, Step, deadline, step
-from elastic_adapter.core.model import Hold, Level, Member, Run, Succeeded, Wait, World
+from elastic_adapter.core.model import (
+    Dump,
+    Explain,
+    Hold,
+    Level,
+    Mark,
+    Member,
+    Run,
+    StackReport,
+    Succeeded,
+    Wait,
+    World,
+)
 from elastic_adapter.core.restart import History, RestartPolicy
 from elastic_adapter.core.testing import Act, BrokenRule, Story, exit_of, job_config
 
@@ -58,6 +75,10 @@ def some_config(rng: Random) -> JobConfig:
         leave_gather_s=rng.choice((0.0, 0.2)),
         blame_s=rng.choice((0.0, 0.25)),
         isolation_s=rng.choice((0.0, 20.0)),
+        exclude_after=rng.choice((0, 0, 1, 2)),
+        check_after=rng.choice((0, 0, 1, 2)),
+        hang_timeout_s=rng.choice((None, None, 40.0)),
+        start_timeout_s=rng.choice((None, None, 70.0)),
     )
 
 
@@ -117,10 +138,12 @@ class JobMachine(RuleBasedStateMachine):
                 return
             slots = next(each.slots for each in self.world.placements if each.node == node)
             running = rng.choice((self.story.generation, None))
+            checking = running is None and rng.random() < 0.2
             seen = rng.choice((self.story.generation, self.story.generation, self.story.generation - 1))
             rank = min(self.world.ranks(node))
             exits = (exit_of(rank, rng.choice((0, 1)), node=node, generation=seen),) if rng.random() < 0.3 else ()
-            self.story.join(node, running, slots=slots, ports=rng.randint(0, 2), seen=seen, exits=exits)
+            ports = rng.randint(0, 2)
+            self.story.join(node, running, slots=slots, ports=ports, seen=seen, exits=exits, checking=checking)
 
     @rule(rng=CHOICES)
     def sever(self, rng: Random) -> None:
@@ -176,6 +199,35 @@ class JobMachine(RuleBasedStateMachine):
             late = {world.master.port for world in self.story.referee.worlds[-3:] if rng.random() < 0.3}
             seen = self.story.generation - (3 if late else rng.randint(0, 1))
             self.story.tell(PortsOffered(node, (*late, *self.story.fresh_ports(rng.randint(0, 2))), seen))
+
+    @rule(rng=CHOICES)
+    def get_on(self, rng: Random) -> None:
+        """Workers of a node tell of steps, or of none."""
+        if self.world is not None:
+            node = rng.choice(self.world.nodes)
+            marks = tuple(Mark(count, count) for count in (rng.randint(0, 9) for _ in self.world.ranks(node)))
+            self.tell(NodeProgressed(node, self.story.generation - rng.choice((0, 0, 1)), marks))
+
+    @rule(rng=CHOICES)
+    def dump(self, rng: Random) -> None:
+        """The nodes tell where their workers are, asked or not."""
+        for node in self.world.nodes if self.world is not None else ():
+            if rng.random() < 0.7:
+                waits = [rng.choice(("", "all_reduce")) for _ in self.world.ranks(node)]
+                stacks = zip(sorted(self.world.ranks(node)), waits, strict=True)
+                stacks = tuple(StackReport(rank, "train.py:7 in train", what, "stack") for rank, what in stacks)
+                self.tell(StacksDumped(node, self.story.generation, stacks))
+
+    @rule(rng=CHOICES)
+    def check(self, rng: Random) -> None:
+        """A node was checked, or says so without having been asked."""
+        if self.present:
+            checked = sorted(self.story.referee.checking) or sorted(self.present)
+            self.tell(NodeChecked(rng.choice(checked), rng.choice(("", "", "its disk is full"))))
+
+    @rule(rng=CHOICES)
+    def clear(self, rng: Random) -> None:
+        self.story.tell(NodeCleared(rng.choice(NODES)))
 
     @rule(rng=CHOICES)
     def wait(self, rng: Random) -> None:
@@ -273,14 +325,25 @@ class JobMachine(RuleBasedStateMachine):
             self.story.tell(MemberLost(node, "its lease ended", proven=False))
         for node in sorted(self.present):
             self.story.tell(MemberReady(node))
-        for _ in range(8):
+        for _ in range(12):
             self.offer_where_none()
             if self.reports_drained and isinstance(self.story.job.phase, Draining):
                 for node in self.world.nodes:
                     self.story.tell(NodeDrained(node, self.story.generation))
-            self.story.pass_deadline()
-        if deadline(self.story.job) is not None and not isinstance(self.story.job.phase, Gathering | Holding):
+            for node in sorted(self.story.referee.checking):
+                self.story.tell(NodeChecked(node))
+            if not self.only_a_hang_is_due():
+                self.story.pass_deadline()
+        quiet = deadline(self.story.job) is None or self.only_a_hang_is_due()
+        if not quiet and not isinstance(self.story.job.phase, Gathering | Holding):
             raise BrokenRule("deadlines come to an end")
+
+    def only_a_hang_is_due(self) -> bool:
+        """Whether the next that would happen by itself is that workers who get on are taken to hang."""
+        job = self.story.job
+        if not isinstance(job.phase, Running) or job.phase.exits or job.phase.hang is not None or job.absent:
+            return False
+        return deadline(job) is not None and deadline(job) == hang.due(job.config, job.phase.pulse)
 
     def offer_where_none(self) -> None:
         for node, member in tuple(self.story.referee.present.items()):
@@ -288,11 +351,12 @@ class JobMachine(RuleBasedStateMachine):
                 self.story.tell(PortsOffered(node, self.story.fresh_ports(1), self.story.generation))
 
     def run_to_the_end(self, job: Job) -> None:
-        present = len(self.story.referee.present)
-        if job.config.level == Level.ELASTIC and not self.story.referee.finished:
-            size = len(self.world.nodes)
-            if size != min(present, job.config.max_nodes):
-                raise BrokenRule(f"newcomers are forgotten: {size} of {present} nodes run")
+        referee = self.story.referee
+        if job.config.level == Level.ELASTIC and not referee.finished:
+            size, welcome = len(self.world.nodes), len(referee.welcome)
+            # Whoever was excluded while it runs stays until the world is replaced.
+            if size < min(welcome, job.config.max_nodes):
+                raise BrokenRule(f"newcomers are forgotten: {size} of {welcome} nodes run")
         for rank in range(self.world.world_size):
             self.story.exit(rank)
         assert self.story.job.phase == Finished(Succeeded())
@@ -302,6 +366,7 @@ HAPPENINGS = (
     *("join", "come_again", "go", "exit", "finish_node", "drain", "offer", "wait", "pass_deadline"),
     *("stray", "hear_again", "hear_twice", "end", "rest"),
     *("get_ready", "fall_silent", "return_or_not", "sever", "stop_alone"),
+    *("get_on", "dump", "check", "clear"),
 )
 
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -468,13 +533,11 @@ def overlooks_newcomers(job: Job, event: Event, now: float) -> Step:
 
 
 def forgets_to_hold(job: Job, event: Event, now: float) -> Step:
-    after, commands = step(job, event, now)
-    return after, tuple(each for each in commands if not isinstance(each, Send) or not isinstance(each.directive, Hold))
+    return without(step(job, event, now), Hold)
 
 
 def lets_nodes_wait_in_silence(job: Job, event: Event, now: float) -> Step:
-    after, commands = step(job, event, now)
-    return after, tuple(each for each in commands if not isinstance(each, Send) or not isinstance(each.directive, Wait))
+    return without(step(job, event, now), Wait)
 
 
 def counts_an_exit_twice(job: Job, event: Event, now: float) -> Step:
@@ -514,7 +577,72 @@ def admits_the_cold(job: Job, event: Event, now: float) -> Step:
     return step(job, event, now)
 
 
+def without(result: Step, kind: type) -> Step:
+    """The same step, but this is not sent."""
+    after, commands = result
+    return after, tuple(each for each in commands if not isinstance(each, Send) or not isinstance(each.directive, kind))
+
+
+def kills_before_it_asks_where_they_are(job: Job, event: Event, now: float) -> Step:
+    return without(step(job, event, now), Dump)
+
+
+def does_not_say_why(job: Job, event: Event, now: float) -> Step:
+    return without(step(job, event, now), Explain)
+
+
+def overlooks_a_hang(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if isinstance(after.phase, Running) and after.phase.hang is not None:
+        return job, ()
+    return after, commands
+
+
+def waits_for_stacks_for_ever(job: Job, event: Event, now: float) -> Step:
+    hanging = isinstance(job.phase, Running) and job.phase.hang is not None
+    return (job, ()) if hanging and isinstance(event, TimePassed) else step(job, event, now)
+
+
+def excludes_nobody(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return replace(after, history=replace(after.history, excluded=())), commands
+
+
+def forgets_exclusions(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, MemberJoined):
+        job = replace(job, history=replace(job.history, excluded=()))
+    return step(job, event, now)
+
+
+def takes_the_excluded_as_well(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(replace(job, history=replace(job.history, excluded=())), event, now)
+    excluded = (*job.history.excluded, *after.history.excluded)
+    return replace(after, history=replace(after.history, excluded=excluded)), commands
+
+
+def takes_whoever_is_checked(job: Job, event: Event, now: float) -> Step:
+    return step(replace(job, checking=frozenset()) if isinstance(job.phase, Holding) else job, event, now)
+
+
+def waits_for_whoever_is_checked(job: Job, event: Event, now: float) -> Step:
+    return (job, ()) if isinstance(event, NodeChecked) and not event.trouble else step(job, event, now)
+
+
+def keeps_whoever_is_unfit(job: Job, event: Event, now: float) -> Step:
+    return step(job, replace(event, trouble="") if isinstance(event, NodeChecked) else event, now)
+
+
 BROKEN = [
+    kills_before_it_asks_where_they_are,
+    does_not_say_why,
+    overlooks_a_hang,
+    waits_for_stacks_for_ever,
+    excludes_nobody,
+    forgets_exclusions,
+    takes_the_excluded_as_well,
+    takes_whoever_is_checked,
+    waits_for_whoever_is_checked,
+    keeps_whoever_is_unfit,
     forms_while_a_node_is_silent,
     trusts_that_a_cut_off_world_has_stopped,
     gives_up_a_silent_node_at_once,

@@ -81,3 +81,26 @@ def test_order_counts_not_the_position():
     """First come is by the order of joining, wherever the member stands in the tuple."""
     here = (member("late", order=9), member("early", order=1))
     assert settled(here, job_config(ELASTIC, (1, 1)), None, 0.0, 0.0) == "early"
+
+
+@pytest.mark.parametrize(
+    ("level", "nodes", "here", "excluded", "answer"),
+    [
+        pytest.param(ELASTIC, (1, 3), "abc", "b", "a c", id="enough others"),
+        pytest.param(ELASTIC, (2, 3), "ab", "b", "a b", id="too few others"),
+        pytest.param(ELASTIC, (2, 3), "abc", "bc", "a b", id="no more than are needed"),
+        pytest.param(ELASTIC, (2, 3), "abd", "a", "b d", id="a newcomer rather"),
+        pytest.param(ELASTIC, (3, 3), "ab", "b", None, id="not even with it"),
+        pytest.param(TOLERANT, (1, 3), "abc", "a", "b c", id="level 1: a spare takes its place"),
+        pytest.param(TOLERANT, (1, 3), "ab", "a", "b a", id="level 1: without a spare it stays"),
+    ],
+)
+def test_who_is_excluded_is_a_last_resort(level, nodes, here, excluded, answer):
+    """Whoever is excluded is taken only where there would be too few without it."""
+    chosen = settle(
+        members(*here), job_config(level, nodes), world_of("a", "b"), 10.0, 10.0, excluded=frozenset(excluded)
+    )
+    nodes = " ".join(each.node for each in chosen.members) if isinstance(chosen, Settled) else None
+    assert nodes == answer
+    if set(answer or "") & set(excluded):
+        assert "though excluded" in chosen.reason

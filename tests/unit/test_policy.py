@@ -39,6 +39,20 @@ def test_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ({"crash_loop": "2=fail"}, RestartPolicy(crash_loop=2)),
+        ({"crash_loop": "3=exclude-node"}, RestartPolicy(crash_loop=3, crash_loop_excludes=True)),
+        ({"exclude_node_after": "3"}, RestartPolicy(exclude_after=3)),
+        ({"health_check": "nvidia-smi"}, RestartPolicy(check_after=2)),
+    ],
+)
+def test_whom_to_blame(options: dict[str, str], policy: RestartPolicy) -> None:
+    """What becomes of a node on which workers fail."""
+    assert made(**options) == policy
+
+
+@pytest.mark.parametrize(
     ("text", "backoff"), [("1:60", Backoff(1, 60)), ("500ms:1m", Backoff(0.5, 60)), ("5", Backoff(5, 5)), ("0", None)]
 )
 def test_backoff(text: str, backoff: Backoff | None) -> None:
@@ -73,13 +87,15 @@ def test_rules(text: str, rules: list[ExitRule]) -> None:
         ({"restart_backoff": "1:2:3"}, ["--restart-backoff", "'1:2:3'"]),
         ({"restart_backoff": ":"}, ["--restart-backoff", "':'"]),
         ({"on_exit": "3"}, ["--on-exit", "3=fail", "'3'"]),
-        ({"on_exit": "3=explode"}, ["--on-exit", "'explode'", "restart, fail, ignore"]),
+        ({"on_exit": "3=explode"}, ["--on-exit", "'explode'", "restart, fail, ignore, exclude-node"]),
         ({"on_exit": "0=fail"}, ["--on-exit", "'0'", "1 to 255"]),
         ({"on_exit": "300=fail"}, ["--on-exit", "'300'"]),
         ({"on_exit": "9-3=fail"}, ["--on-exit", "'9-3'"]),
         ({"on_exit": "SIGFOO=fail"}, ["--on-exit", "'SIGFOO'"]),
         ({"startup_failures": "-1"}, ["--startup-failures", "'-1'"]),
         ({"crash_loop": "1"}, ["--crash-loop", "'1'", "2 and more"]),
+        ({"crash_loop": "3=ignore"}, ["--crash-loop", "'3=ignore'", "3=exclude-node"]),
+        ({"exclude_node_after": "x"}, ["--exclude-node-after", "'x'"]),
     ],
 )
 def test_mistakes(options: dict[str, str], parts: list[str]) -> None:

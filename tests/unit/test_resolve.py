@@ -543,23 +543,27 @@ def test_the_own_address_is_found_by_any_endpoint() -> None:
     [
         (
             "",
-            "2:4 1 torch 2 0 none none none 2 30 0 3 30 none 5 600",
+            "2:4 1 torch 2 0 none none none 2 30 0 0 none 3 30 none none none 5 600",
         ),
         (
             "--nnodes 2 --nproc-per-node cpu --framework plain --fault-tolerance-level 0",
-            "2:2 3 plain 0 0 none none none 2 30 0 3 30 none 5 600",
+            "2:2 3 plain 0 0 none none none 2 30 0 0 none 3 30 none none none 5 600",
         ),
         (
             "--quiet-time 3.50 --drain-timeout 1e1 --hold-timeout 60.0 --lease-ttl 07 --isolation-timeout 0.0",
-            "2:4 1 torch 2 0 none none none 2 30 0 3.5 10 60 7 0",
+            "2:4 1 torch 2 0 none none none 2 30 0 0 none 3.5 10 60 none none 7 0",
         ),
         (
             "--restart-window 1h --restart-backoff 500ms:1m --on-exit 3=fail --on-exit SIGSEGV=ignore --crash-loop 4",
-            "2:4 1 torch 2 0 3600 0.5:60 3=fail,SIGSEGV=ignore 2 30 4 3 30 none 5 600",
+            "2:4 1 torch 2 0 3600 0.5:60 3=fail,SIGSEGV=ignore 2 30 4 0 none 3 30 none none none 5 600",
+        ),
+        (
+            "--crash-loop 3=exclude-node --exclude-node-after 3 --hang-timeout 10m --start-timeout 1h",
+            "2:4 1 torch 2 0 none none none 2 30 3=exclude-node 3 none 3 30 none 600 3600 5 600",
         ),
         (
             "--startup-failures 3 --startup-window 1.50m --max-restarts 9",
-            "2:4 1 torch 2 9 none none none 3 90 0 3 30 none 5 600",
+            "2:4 1 torch 2 9 none none none 3 90 0 0 none 3 30 none none none 5 600",
         ),
     ],
 )
@@ -568,8 +572,8 @@ def test_what_nodes_must_agree_on(line: str, common: str) -> None:
     met = cluster(plan(f"{ETCD} --rdzv-endpoint a {line} train.py"))
     names = (
         "nnodes nproc-per-node framework fault-tolerance-level max-restarts restart-window restart-backoff on-exit "
-        "startup-failures startup-window crash-loop "
-        "quiet-time drain-timeout hold-timeout lease-ttl isolation-timeout"
+        "startup-failures startup-window crash-loop exclude-node-after health-check "
+        "quiet-time drain-timeout hold-timeout hang-timeout start-timeout lease-ttl isolation-timeout"
     )
     assert met.common == tuple(zip(names.split(), common.split(), strict=True))
 

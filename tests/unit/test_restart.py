@@ -11,6 +11,7 @@ from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import (
     Action,
     Backoff,
+    Exclusion,
     ExitRule,
     GiveUp,
     History,
@@ -79,15 +80,16 @@ def test_policy_refuses_a_negative_budget():
         RestartPolicy(-1)
 
 
-def exited(code=1, *, rank=0, node="a", signal=None, age_s=1.0, error="", detail=""):
-    return replace(exit_of(rank, code, signal=signal, node=node), age_s=age_s, error=error, detail=detail)
+def exited(code=1, *, rank=0, node="a", signal=None, age_s=1.0, error="", detail="", step=None, hang=""):
+    exit = exit_of(rank, code, signal=signal, node=node)
+    return replace(exit, age_s=age_s, error=error, detail=detail, step=step, hang=hang)
 
 
 def after(policy, *exits):
     """The history of a job in which these failed one after the other, a second apart."""
     history = History()
     for at, exit in enumerate(exits):
-        history = history.remember(failure_of(policy, exit)).charge(float(at))
+        history = history.remember(failure_of(policy, exit, float(at))).charge(float(at))
     return history
 
 
@@ -272,6 +274,94 @@ class TestCrashLoop:
         assert isinstance(decision, GiveUp if ends else Restart)
         assert not ends or "rank 1 failed 3 times in a row, on a, b (--crash-loop)" in decision.reason
 
+    @pytest.mark.parametrize(
+        ("steps", "step", "ends"),
+        [((41, 41), 41, True), ((41, 40), 41, False), ((None, None), None, False), ((40, 41, 41), 41, True)],
+    )
+    def test_the_same_step(self, steps, step, ends):
+        """Whichever rank: what fails after the same step each time will do so again."""
+        policy = RestartPolicy(99, crash_loop=3)
+        failures = (exited(signal=9, rank=rank, step=each) for rank, each in enumerate(steps))
+        decision = decide(TOLERANT, policy, after(policy, *failures), exited(signal=9, rank=7, node="b", step=step))
+        assert isinstance(decision, GiveUp if ends else Restart)
+        assert not ends or "3 failures in a row came after step 41, on a, b (--crash-loop)" in decision.reason
+
+    def test_the_node_is_excluded_instead(self):
+        """Where the user would rather do without it, and it was the same each time; but only once."""
+        policy = RestartPolicy(99, crash_loop=2, crash_loop_excludes=True)
+        history = after(policy, exited(signal=9, node="b"))
+        decision = decide(ELASTIC, policy, history, exited(signal=9, node="b"))
+        assert decision.exclusion == Exclusion("b", "rank 0 failed 2 times in a row, on b (--crash-loop)")
+        assert "restart 2 of 99; node b is excluded while there are enough others: rank 0" in decision.reason
+        again = history.exclude(decision.exclusion)
+        assert isinstance(decide(ELASTIC, policy, again, exited(signal=9, node="b")), GiveUp)
+
+    def test_not_where_it_was_another_node(self):
+        """Then it is the program's fault, and no node is to blame."""
+        policy = RestartPolicy(99, crash_loop=2, crash_loop_excludes=True)
+        decision = decide(ELASTIC, policy, after(policy, exited(signal=9, node="a")), exited(signal=9, node="b"))
+        assert isinstance(decision, GiveUp)
+
+
+class TestBlame:
+    """A node on which workers fail again and again is kept out."""
+
+    def decided(self, policy, *before, exit=None, now=10.0):
+        return decide(ELASTIC, policy, after(policy, *before), exit or exited(9, node="b", age_s=99), now)
+
+    @pytest.mark.parametrize(
+        ("before", "limit", "excluded"),
+        [("b", 3, False), ("bb", 3, True), ("ab", 3, False), ("bab", 3, True), ("bb", 0, False), ("", 1, True)],
+    )
+    def test_after_so_many_failures(self, before, limit, excluded):
+        """Those of other nodes do not count, and need not be in a row."""
+        policy = RestartPolicy(99, exclude_after=limit)
+        decision = self.decided(policy, *(exited(9, node=node, age_s=99.0) for node in before))
+        assert isinstance(decision, Restart)
+        assert (decision.exclusion is not None) == excluded
+        if excluded:
+            assert f"(--exclude-node-after {limit})" in decision.exclusion.reason
+            assert str(decision.exclusion) in decision.reason
+
+    def test_what_is_long_ago_does_not_count(self):
+        """By the same window as restarts."""
+        policy = RestartPolicy(99, window_s=10.0, exclude_after=3)
+        failures = [exited(9, node="b", age_s=99.0)] * 2
+        assert self.decided(policy, *failures, now=9.9).exclusion is not None
+        assert self.decided(policy, *failures, now=10.5).exclusion is None
+
+    def test_by_an_exit(self):
+        """A rule may say so at once; who is excluded already is not excluded again."""
+        policy = RestartPolicy(9, rules=(rule(Action.EXCLUDE, 7),))
+        decision = self.decided(policy, exit=exited(7, node="b"))
+        assert decision.exclusion == Exclusion("b", "--on-exit as written")
+        history = History().exclude(decision.exclusion)
+        assert decide(ELASTIC, policy, history, exited(7, node="b")).exclusion is None
+
+    def test_a_check_after_every_second_failure(self):
+        """Where there is one."""
+        failure = exited(9, node="b", age_s=99.0)
+        policy = RestartPolicy(99, check_after=2)
+        assert [self.decided(policy, *[failure] * count).check for count in range(4)] == [False, True, False, True]
+        assert not self.decided(RestartPolicy(99), failure).check
+
+    def test_cleared(self):
+        """Nothing is held against it any more."""
+        policy = RestartPolicy(99, exclude_after=2)
+        history = after(policy, exited(9, node="b"), exited(9, node="a")).exclude(Exclusion("b", "it failed"))
+        cleared = history.clear("b")
+        assert cleared.kept_out == frozenset()
+        assert [each.node for each in cleared.failures] == ["a"]
+        assert cleared.charged == history.charged
+
+
+def test_a_hang_is_no_failure_at_the_start():
+    """Twice in a row it still is worth a restart: only what ended by itself is hopeless."""
+    policy = RestartPolicy(9)
+    hang = exited(124, hang="no rank told of a first step within 5 s", age_s=5.0)
+    decision = decide(TOLERANT, policy, after(policy, hang), hang)
+    assert decision == Restart("rank 0 on a hangs: no rank told of a first step within 5 s; restart 2 of 9")
+
 
 def test_only_the_last_failures_are_remembered():
     """A job that restarts for months does not fill etcd."""
@@ -293,5 +383,7 @@ def test_the_next_leader_s_clock_begins_elsewhere():
     """A restart that was charged five minutes ago is five minutes ago by any leader's clock."""
     written = Record(history=History((10.0, 40.0)), clock=1000.0)
     assert written.on_clock(700.0).history.charged == (310.0, 340.0)
+    failed = History().remember(failure_of(RestartPolicy(), exit_of(), 10.0))
+    assert Record(history=failed, clock=1000.0).on_clock(700.0).history.failures[0].at == 310.0
     assert written.on_clock(1000.0).history.charged == (10.0, 40.0)
     assert Record(history=History((10.0,))).on_clock(5.0).history.charged == (10.0,)
