@@ -26,6 +26,7 @@ PURE = {
     "environment",
     "isolation",
     "succession",
+    "stacks",
 }
 PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "re", "signal", "typing", "zlib"}
 # Pure but for the calendar and for JSON: they format values for people and for etcd.
