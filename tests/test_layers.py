@@ -35,7 +35,7 @@ ALMOST_PURE = {"summary": {"time"}, "ports": set(), "codec": {"json"}}
 EDGE = {
     *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
     *("waiting", "frames", "descent", "etcd", "registry", "lease", "probe", "session", "notices", "embedded"),
-    *("oom", "chronicle", "progress"),
+    *("oom", "chronicle", "progress", "dump"),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.
