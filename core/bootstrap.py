@@ -43,6 +43,8 @@ def main() -> None:
     import faulthandler
 
     faulthandler.enable()
+    if "stacks" in message:
+        _offer_stacks(**message["stacks"])
     program = message["program"]
     mode, target = program["mode"], program["target"]
     package = mode == "script" and _is_package(_absolute(target))
@@ -60,6 +62,24 @@ def main() -> None:
         _set_environment(start)
         _tell_hooks()
     _run(channel, "package" if package else mode, target, start["args"])
+
+
+def _offer_stacks(signal: int, path: str, fd: int) -> None:
+    """From now on, write the stacks of all threads to a file whenever this signal comes.
+
+    The handler is written in C and does not wait for the interpreter, so it answers where Python code can't.
+    """
+    import faulthandler
+
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.dup2(opened, fd, inheritable=False)
+        finally:
+            os.close(opened)
+        faulthandler.register(signal, file=fd, all_threads=True, chain=False)
+    except Exception:  # noqa: S110 (a worker without this is a worker all the same)
+        pass
 
 
 class _QuickImport:

@@ -7,7 +7,7 @@ the parent-death signal are safe here, which they are not in an agent that runs 
 
 Run by path with the standard library only: ``python -E -s -S guard.py SOCKET_FD FOLDER_TO_REMOVE``.
 
-Requests (each may carry file descriptors): spawn, signal, renice, sweep. Events: spawned, exited, swept.
+Requests (each may carry file descriptors): spawn, signal, ask, renice, sweep. Events: spawned, exited, swept.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class Guard:
             self._spawn(message)
         elif operation == "signal":
             self._signal(message)
+        elif operation == "ask":
+            self._ask(message)
         elif operation == "renice":
             self._renice(message)
         elif operation == "sweep":
@@ -172,6 +174,20 @@ class Guard:
                 os.killpg(pid, message["signal"])  # type: ignore[arg-type]
             except ProcessLookupError:
                 pass
+
+    def _ask(self, message: dict[str, object]) -> None:
+        """A signal to the process alone, unless it would die of it. Looked up at the last moment: it may be ending."""
+        pid = self._pid(message)
+        number: int = message["signal"]  # type: ignore[assignment]
+        if pid is None:
+            return
+        try:
+            with open(f"/proc/{pid}/status") as status:
+                caught = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
+            if int(caught, 16) >> number - 1 & 1:
+                os.kill(pid, number)
+        except OSError:
+            pass
 
     def _renice(self, message: dict[str, object]) -> None:
         """Give a background process, all its threads, the priority that a worker has."""

@@ -24,6 +24,10 @@ from elastic_adapter.core.errors import GuardLost, SpawnFailed
 # Where a worker finds its channel: far above what programs open themselves, so that the first file that a
 # script opens has the number it would have without us. A low limit of open files moves it down.
 CHANNEL_FD = min(100, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 10)
+# On this signal a worker that runs Python writes its stacks to this descriptor. A real-time signal that hardly any
+# program uses itself; its default action is to end the process, so it is sent to none that does not catch it.
+STACKS_SIGNAL = signal.SIGRTMIN + 11
+STACKS_FD = CHANNEL_FD + 1
 _FOLDER = Path(__file__).parent
 T = TypeVar("T")
 BOOTSTRAP = str(_FOLDER / "bootstrap.py")
@@ -66,6 +70,26 @@ class Process:
     @property
     def alive(self) -> bool:
         return not self.exited.done()
+
+    @property
+    def state(self) -> str:
+        """The kernel's letter for what it does: R, S, D, T ... and X when it has ended."""
+        # The command's name may hold anything: the last bracket ends it.
+        words = self._read("stat").rpartition(")")[2].split()
+        return words[0] if words else "X"
+
+    @property
+    def signals(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The signals that its main thread blocks, and those that it catches."""
+        masks = dict(line.split(":\t") for line in self._read("status").splitlines() if line.startswith("Sig"))
+        return _numbers(masks.get("SigBlk", "0")), _numbers(masks.get("SigCgt", "0"))
+
+    def _read(self, name: str) -> str:
+        """A file about it in /proc; empty when it has ended."""
+        try:
+            return Path(f"/proc/{self.pid}/{name}").read_text(errors="replace") if self.alive else ""
+        except OSError:
+            return ""
 
 
 class Channel:
@@ -198,6 +222,10 @@ class Guard:
         """Send a signal to the process and its group. One that has ended is no error."""
         self._send({"op": "signal", "id": process.id, "signal": int(number)})
 
+    def ask(self, process: Process, number: int) -> None:
+        """Send a signal to the process alone, and only if it catches it. One that has ended is no error."""
+        self._send({"op": "ask", "id": process.id, "signal": int(number)})
+
     def renice(self, process: Process) -> None:
         """Give a background process the priority of a worker."""
         self._send({"op": "renice", "id": process.id})
@@ -276,6 +304,10 @@ class Guard:
             _resolve(pending.exited, Exit(None, signal.SIGKILL, time.time()))
         for future in self._sweeps:
             _resolve(future, None)
+
+
+def _numbers(mask: str) -> frozenset[int]:
+    return frozenset(number for number in range(1, signal.NSIG) if int(mask, 16) >> number - 1 & 1)
 
 
 def _resolve(future: asyncio.Future[T], value: T) -> None:

@@ -20,11 +20,11 @@ class ProgressPages:
     """The pages of one node's slots. A page outlives its worker: whoever reads it says which generation it means."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def path(self, local_rank: int) -> str:
         """The page of this slot; made when it is asked for first."""
-        path = self._folder / f"progress.{local_rank}"
+        path = self.folder / f"progress.{local_rank}"
         if not path.exists():
             path.write_bytes(bytes(_PAGE.size))
         return str(path)
@@ -32,7 +32,7 @@ class ProgressPages:
     def read(self, local_rank: int, generation: int) -> Progress | None:
         """How a worker of this generation got on; None: it told nothing."""
         try:
-            written, count, step = _PAGE.unpack((self._folder / f"progress.{local_rank}").read_bytes()[: _PAGE.size])
+            written, count, step = _PAGE.unpack((self.folder / f"progress.{local_rank}").read_bytes()[: _PAGE.size])
         except (OSError, struct.error):
             return None
         return Progress(count, step) if written == generation and count else None

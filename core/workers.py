@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -17,7 +18,16 @@ from elastic_adapter.core.model import Seat, WorkerExit
 from elastic_adapter.core.oom import OomCounter
 from elastic_adapter.core.output import STDERR_FD, STDOUT_FD, Output, Stream
 from elastic_adapter.core.ports import Adapter, FailureDetail, Program, PythonProgram
-from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Exit, Guard, Process, Spawn
+from elastic_adapter.core.processes import (
+    BOOTSTRAP,
+    CHANNEL_FD,
+    STACKS_FD,
+    STACKS_SIGNAL,
+    Exit,
+    Guard,
+    Process,
+    Spawn,
+)
 from elastic_adapter.core.progress import ProgressPages
 
 _CHANNEL_VARIABLE = "ELASTIC_CHANNEL_FD"
@@ -37,6 +47,8 @@ class Worker:
     stdout: Stream
     stderr: Stream
     warm: bool
+    # The file to which its bootstrap writes its stacks on STACKS_SIGNAL; None: it is no Python program.
+    stacks: str | None
     # The uncaught exception that its bootstrap told us of.
     error: FailureDetail | None = None
     # When it got its seat (monotonic).
@@ -57,6 +69,7 @@ class Standby:
     process: Process
     # Whether it imports anything while it waits; a bare one only has its interpreter up.
     warm: bool
+    stacks: str
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -81,19 +94,22 @@ class Starter:
     folder: Path
     progress: ProgressPages
     oom: OomCounter = field(default_factory=OomCounter)
+    # A worker and the standby of its slot must not write to the same file.
+    _stacks_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def cold(self, seat: Seat) -> Worker:
         """Start a worker from nothing. Raises SpawnFailed."""
         environment = {**self._slot_env(seat.local_rank), **self.adapter.worker_env(seat)}
         args = self._args(seat)
-        if isinstance(self.program, PythonProgram):
-            argv = self._bootstrap(self.program.target, *args)
-        else:
+        if not isinstance(self.program, PythonProgram):
             argv = (self.program.argv[0], *args)
+            process = await self.guard.spawn(self._spawn(seat.local_rank, argv, environment))
+            return self._seated(seat, process, None, warm=False)
+        argv = self._bootstrap(self.program.target, *args)
         process = await self.guard.spawn(self._spawn(seat.local_rank, argv, environment))
-        if isinstance(self.program, PythonProgram):
-            process.channel.send({**self._program(self.program), "start": {"args": args}})
-        return self._seated(seat, process, warm=False)
+        stacks = self._stacks(seat.local_rank)
+        process.channel.send({**self._program(self.program, stacks), "start": {"args": args}})
+        return self._seated(seat, process, stacks, warm=False)
 
     async def standby(self, local_rank: int, preload: tuple[str, ...] = (), *, background: bool = False) -> Standby:
         """Start a process that waits for a seat, at low priority if it is for the background. Raises SpawnFailed."""
@@ -101,9 +117,10 @@ class Starter:
         words = ("(standby)", self.program.target) if preload else (self.program.target, *self.program.args)
         argv = self._bootstrap(*words)
         spawn = self._spawn(local_rank, argv, self._slot_env(local_rank), background=background)
-        standby = Standby(local_rank, await self.guard.spawn(spawn), warm=bool(preload))
+        stacks = self._stacks(local_rank)
+        standby = Standby(local_rank, await self.guard.spawn(spawn), bool(preload), stacks)
         standby.process.channel.listen(standby.hear)
-        standby.process.channel.send({**self._program(self.program), "preload": preload})
+        standby.process.channel.send({**self._program(self.program, stacks), "preload": preload})
         return standby
 
     def wake(self, standby: Standby, seat: Seat) -> Worker:
@@ -112,7 +129,7 @@ class Starter:
             self.guard.renice(standby.process)
         start = {"args": self._args(seat), "set": self.adapter.worker_env(seat), "unset": []}
         standby.process.channel.send({"start": start})
-        return self._seated(seat, standby.process, warm=standby.warm)
+        return self._seated(seat, standby.process, standby.stacks, warm=standby.warm)
 
     def error_file(self, restart_count: int, local_rank: int) -> Path:
         """Where a worker may leave its own account of a failure; the folder is made, an older file removed."""
@@ -176,10 +193,16 @@ class Starter:
         assert isinstance(self.program, PythonProgram)
         return (self.program.python, "-u", BOOTSTRAP, str(CHANNEL_FD), *words)
 
-    def _program(self, program: PythonProgram) -> dict[str, object]:
+    def _program(self, program: PythonProgram, stacks: str) -> dict[str, object]:
         framework = self.adapter.preload[0] if self.adapter.preload else None
         hook = self.adapter.hook
-        return {"program": {"mode": program.mode, "target": program.target, "framework": framework, "hook": hook}}
+        return {
+            "program": {"mode": program.mode, "target": program.target, "framework": framework, "hook": hook},
+            "stacks": {"signal": STACKS_SIGNAL, "path": stacks, "fd": STACKS_FD},
+        }
+
+    def _stacks(self, local_rank: int) -> str:
+        return str(self.progress.folder / f"stacks.{local_rank}.{next(self._stacks_numbers)}")
 
     def _spawn(
         self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str], *, background: bool = False
@@ -187,13 +210,14 @@ class Starter:
         cpus = self.node.cpus[local_rank] if self.node.cpus else frozenset[int]()
         return Spawn(argv, environment, cpus=cpus, background=background)
 
-    def _seated(self, seat: Seat, process: Process, *, warm: bool) -> Worker:
+    def _seated(self, seat: Seat, process: Process, stacks: str | None, *, warm: bool) -> Worker:
         worker = Worker(
             seat,
             process,
             self._stream(seat, process.stdout, STDOUT),
             self._stream(seat, process.stderr, STDERR),
             warm,
+            stacks,
         )
         process.channel.listen(worker.hear)
         self.output.attach(worker.stdout)

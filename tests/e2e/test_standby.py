@@ -3,6 +3,8 @@
 import os
 import signal
 
+from elastic_adapter.core.processes import STACKS_FD, STACKS_SIGNAL
+
 TORCH = ("--framework", "torch", "--nproc-per-node", "2", "--max-restarts", "2")
 
 TRAIN = """
@@ -61,6 +63,26 @@ def test_standbys_are_refilled(launch, script, tmp_path):
         job.seen("standbys are ready", times=generation)
         os.kill(pid, signal.SIGKILL)
         job.seen(f"generation {generation + 1}: 1 worker.s. started, 1 of them from standby")
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+    job.gone()
+
+
+def test_stacks_of_cold_and_of_woken_workers_are_to_be_had(launch, script):
+    """Every worker catches the signal for its stacks, and writes them to a file that is no other process's."""
+    text = f"""
+import os, time
+mask = next(line for line in open("/proc/self/status") if line.startswith("SigCgt")).split()[1]
+caught = int(mask, 16) >> {STACKS_SIGNAL} - 1 & 1
+print("up", os.environ["ELASTIC_GENERATION"], os.getpid(), caught, os.readlink("/proc/self/fd/{STACKS_FD}"), flush=True)
+time.sleep(600)
+"""
+    job = launch("--framework", "plain", "--max-restarts", 1, "--preload", "decimal", script(text))
+    cold = job.seen(r"up 1 (\d+) 1 (\S+/stacks\.0\.\d+)")
+    job.seen("standbys are ready")
+    os.kill(int(cold[1]), signal.SIGKILL)
+    woken = job.seen(r"up 2 (\d+) 1 (\S+/stacks\.0\.\d+)")
+    assert cold[2] != woken[2]
     job.signal(signal.SIGTERM)
     assert job.finish() == 143
     job.gone()

@@ -10,7 +10,7 @@ import venv
 
 import pytest
 
-from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, Guard, Spawn
+from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, STACKS_FD, STACKS_SIGNAL, Guard, Spawn
 
 # Far beyond what anything here takes: reached only when a test has failed.
 WITHIN_S = 30.0
@@ -40,6 +40,8 @@ class Child:
 
     def __init__(self, process):
         self.process = process
+        # Where its bootstrap is told to write its stacks.
+        self.stacks = None
         self.messages = []
         self._heard = asyncio.Condition()
         self._hearers = set()
@@ -138,20 +140,28 @@ class Ward:
     async def cold(self, program, *args, **options):
         """Run a program through the bootstrap, as a worker that is started directly."""
         child = await self._bootstrap(**options)
-        child.send({"program": program, "start": {"args": args}})
+        child.send({"program": program, "stacks": self._stacks(child), "start": {"args": args}})
         return child
 
     async def standby(self, program, *preload, **options):
         """Start a standby; ``message("ready")`` waits until it has imported."""
         child = await self._bootstrap(**options)
-        child.send({"program": program, "preload": preload})
+        child.send({"program": program, "stacks": self._stacks(child), "preload": preload})
         return child
 
     def wake(self, child, *args, **variables):
         child.send({"start": {"args": args, "set": variables, "unset": []}})
 
+    def _stacks(self, child):
+        child.stacks = str(self.folder / f"stacks.{child.process.id}")
+        return {"signal": STACKS_SIGNAL, "path": child.stacks, "fd": STACKS_FD}
+
     async def _bootstrap(self, **options):
-        return await self.start(self._interpreter, "-u", BOOTSTRAP, str(CHANNEL_FD), **options)
+        return await self.start(*self.bootstrap_argv, **options)
+
+    @property
+    def bootstrap_argv(self):
+        return self._interpreter, "-u", BOOTSTRAP, str(CHANNEL_FD)
 
 
 @contextlib.contextmanager

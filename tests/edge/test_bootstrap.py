@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD
+from elastic_adapter.core.processes import BOOTSTRAP, CHANNEL_FD, STACKS_FD, STACKS_SIGNAL
 
 # Says in which circumstances it runs. The first line comes first: the names are those of an empty program.
 DUMP = '''"""A program."""
@@ -22,8 +22,9 @@ def annotated(value: names): pass
 def spec(found):
     return found and [found.name, found.origin, type(found.loader).__name__, found.submodule_search_locations]
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status"))
-# faulthandler's: the stack on stderr is meant.
-fatal = sum(1 << getattr(signal, name) - 1 for name in ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"))
+# faulthandler's: the stack on stderr is meant, and so is the one that the agent asks for.
+ours = sum(1 << getattr(signal, name) - 1 for name in ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"))
+ours |= 1 << signal.SIGRTMIN + 11 - 1
 def is_open(fd):
     return os.path.exists(f"/proc/self/fd/{fd}")
 umask = os.umask(0)
@@ -41,9 +42,9 @@ json.dump({
     "finders": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
     "streams": [[s.name, s.encoding, s.errors, s.line_buffering, s.write_through] for s in (sys.stdout, sys.stderr)],
     "stdin": [sys.stdin.encoding, os.read(0, 6).decode()],
-    "descriptors": {fd: os.get_inheritable(fd) for fd in range(200) if fd != 100 and is_open(fd)},
+    "descriptors": {fd: os.get_inheritable(fd) for fd in range(200) if fd not in (100, 101) and is_open(fd)},
     "next descriptor": os.dup(0),
-    "blocked": status["SigBlk"], "ignored": status["SigIgn"], "caught": hex(int(status["SigCgt"], 16) & ~fatal),
+    "blocked": status["SigBlk"], "ignored": status["SigIgn"], "caught": hex(int(status["SigCgt"], 16) & ~ours),
     "handlers": [repr(signal.getsignal(number)) .split(" at ")[0] for number in sorted(signal.valid_signals())],
     "environ": dict(os.environ), "cwd": os.getcwd(), "umask": umask, "nice": os.nice(0),
     "leads its group": os.getpgid(0) == os.getpid(),
@@ -372,6 +373,7 @@ ENDS = {
         "import subprocess\nls = ['ls', '/proc/self/fd']\n"
         "print(subprocess.run(ls, capture_output=True, close_fds=False).stdout)"
     ),
+    "subprocess's signals": "import os; os.system('grep ^Sig[^Q] /proc/self/status')",
 }
 
 
@@ -488,6 +490,30 @@ def test_channel_is_not_inherited_by_programs_that_the_script_starts(guarded, pl
             return await (await ward.cold(script("program.py").wire)).ended()
 
     assert str(CHANNEL_FD) not in asyncio.run(main()).stdout.split()
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        {"signal": STACKS_SIGNAL, "path": "missing/stacks", "fd": STACKS_FD},
+        {"signal": STACKS_SIGNAL, "path": "stacks", "fd": 1 << 30},
+        {"signal": signal.SIGKILL, "path": "stacks", "fd": STACKS_FD},
+        {"signal": 1000, "path": "stacks", "fd": STACKS_FD},
+    ],
+    ids=["no folder", "no such descriptor", "not to be caught", "no signal"],
+)
+def test_worker_that_cannot_offer_its_stacks_runs_all_the_same(guarded, place, stacks):
+    """Without a word, and with the descriptors that it would have."""
+    (place / "program.py").write_text("import os; print(os.dup(0))")
+
+    async def main():
+        async with guarded() as ward:
+            child = await ward.start(sys.executable, "-u", BOOTSTRAP, str(CHANNEL_FD))
+            child.send({"program": script("program.py").wire, "stacks": stacks, "start": {"args": []}})
+            return await child.ended()
+
+    ended = asyncio.run(main())
+    assert (ended.how, ended.stdout, ended.stderr) == (0, "3\n", "")
 
 
 @pytest.mark.parametrize("stage", ["before the program", "ready"])

@@ -248,6 +248,46 @@ def test_signal_reaches_the_whole_group(guarded, watch):
     assert asyncio.run(main()) == (signal.SIGTERM, set())
 
 
+# Writes a line for each SIGUSR1, and has a child that would die of it.
+ASKED = """
+import signal, subprocess, sys
+signal.signal(signal.SIGUSR1, lambda *_: print("asked"))
+child = subprocess.Popen(["sleep", "1000"])
+print(child.pid)
+while True:
+    signal.pause()
+"""
+
+
+def test_asking_reaches_the_process_alone(guarded, watch):
+    """A signal to a process alone passes by the children that it has in its group."""
+
+    async def main():
+        async with guarded() as ward:
+            child = await ward.python(ASKED)
+            sleeper = int(await child.line())
+            alive = watch(sleeper).alive
+            ward.guard.ask(child.process, signal.SIGUSR1)
+            # The guard takes requests in order: when the process has been asked, nobody else will be.
+            return await child.line(), alive() == {sleeper}
+
+    assert asyncio.run(main()) == ("asked", True)
+
+
+def test_asking_kills_nobody(guarded):
+    """A process that does not catch the signal is not sent it: it would die."""
+
+    async def main():
+        async with guarded() as ward:
+            child = await ward.start("sleep", "1000")
+            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGRTMIN + 11):
+                ward.guard.ask(child.process, number)
+            await ward.run("true")
+            return child.process.alive
+
+    assert asyncio.run(main())
+
+
 def test_signal_to_a_process_that_has_ended_is_no_error(guarded):
     """A signal or a new priority that comes too late is dropped."""
 
@@ -256,6 +296,7 @@ def test_signal_to_a_process_that_has_ended_is_no_error(guarded):
             child = await ward.start("true")
             await child.exited()
             ward.guard.signal(child.process, signal.SIGTERM)
+            ward.guard.ask(child.process, signal.SIGTERM)
             ward.guard.renice(child.process)
             return await ward.run("true")
 
