@@ -57,6 +57,7 @@ from elastic_adapter.core.session import CutOff, LinkLost, Notice, Session, Supe
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import explain, summarize
 from elastic_adapter.core.waiting import all_of, first_of, on_signals
+from elastic_adapter.core.witness import Witness
 from elastic_adapter.core.workers import Starter, Worker
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class Agent:
         pool: StandbyPool | None,
         session: Session,
         board: NoticeBoard,
+        witness: Witness,
         health: HealthCheck | None = None,
         verdicts: list[Verdict] | None = None,
         leaving_ends_the_job: bool = False,
@@ -126,6 +128,7 @@ class Agent:
         self._pool = pool
         self._session = session
         self._board = board
+        self._witness = witness
         self._health = health
         # Whether it runs now.
         self._checking = False
@@ -409,7 +412,7 @@ class Agent:
 
     async def _dump(self, generation: int) -> None:
         """Find out what the workers are doing."""
-        stacks = await self._starter.stacks(self._workers)
+        stacks = await self._witness.look(self._workers)
         for stack in stacks:
             doing = f"waits for others in {stack.waits}, {stack.place}" if stack.waits else stack.place or stack.text
             log.warning("rank %d (pid %d): %s%s", stack.rank, stack.pid, doing, f"; {stack.file}" if stack.file else "")

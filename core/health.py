@@ -18,16 +18,17 @@ _LONGEST_WORDS = 300
 class HealthCheck:
     """Runs the command; its output is shown."""
 
-    def __init__(self, guard: Guard, output: Output, command: str, within_s: float) -> None:
+    def __init__(self, guard: Guard, output: Output, command: str, within_s: float, node: str) -> None:
         self._guard = guard
         self._output = output
         self._command = command
         self._within_s = within_s
+        self._node = node
 
     async def run(self) -> str:
         """Why this node is not fit, in one line; empty: it is."""
         try:
-            process = await self._guard.spawn(Spawn(("/bin/sh", "-c", self._command), {}))
+            process = await self._guard.spawn(Spawn(("/bin/sh", "-c", self._command), {"ELASTIC_NODE": self._node}))
         except (SpawnFailed, GuardLost) as error:
             return str(error)
         streams = [Stream(fd, STDERR_FD, b"[health-check] ") for fd in (process.stdout, process.stderr)]

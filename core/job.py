@@ -79,9 +79,11 @@ _FIRST_WORD_S = 5.0
 _STORY_S = 1.0
 # How long the stacks of a world that hangs are waited for.
 _STACKS_S = 10.0
+# For so long, at least, workers may take to their first step before it is said that none was told of.
+_FIRST_STEP_S = 60.0
 _MUTE = (
-    "no worker has told of progress, so hangs are not detected: call elastic_adapter.core.worker.progress(step) "
-    "in the training loop"
+    "no worker has told of progress so far, and until one does, hangs are not detected: "
+    "call elastic_adapter.core.worker.progress(step) in the training loop"
 )
 # Of how many generations the master's port is remembered: more offers than that are never on their way.
 _PORTS_KEPT = 8
@@ -246,7 +248,7 @@ def _mute_deadline(job: Job, phase: Running) -> float | None:
     limit = job.config.hang_timeout_s
     if limit is None or job.said_mute or phase.pulse.moved_at is not None:
         return None
-    return phase.pulse.since + limit
+    return phase.pulse.since + max(limit, _FIRST_STEP_S)
 
 
 def step(job: Job, event: Event, now: float) -> Step:

@@ -112,9 +112,9 @@ def _failure(exit: WorkerExit) -> list[str]:
 def _consequences(first: WorkerExit, others: tuple[WorkerExit, ...], more: int) -> list[str]:
     if not others:
         return []
-    lines = ["  other failures of this generation:"]
+    lines = ["  the others meanwhile:" if first.hang else "  other failures of this generation:"]
     for exit in others:
-        after = f", {exit.at - first.at:+.3f} s" if exit.at and first.at else ""
+        after = f", {exit.at - first.at:+.3f} s" if exit.at and first.at and not exit.hang else ""
         words = f": {exit.error}" if exit.error else ""
         lines.append(f"    rank {exit.rank} on {exit.node}{after}: {exit.how}{words}")
         if exit.stack_file:

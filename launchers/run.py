@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_adapter.core.config import ClusterConfig, OutputConfig
+from elastic_adapter.core.dump import StackDumper, find_py_spy
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.health import HealthCheck
 from elastic_adapter.core.model import Endpoint, Failed, Outcome, Stopped, Succeeded, Verdict, signal_name
@@ -31,6 +32,7 @@ from elastic_adapter.core.progress import ProgressPages
 from elastic_adapter.core.standby import StandbyPool
 from elastic_adapter.core.summary import as_values, summarize
 from elastic_adapter.core.waiting import on_signals
+from elastic_adapter.core.witness import Witness
 from elastic_adapter.core.workers import Starter, worker_log
 from elastic_adapter.launchers.plan import LaunchPlan
 
@@ -59,6 +61,7 @@ class _Parts:
     scratch: Path
     # Signals that came before there was an agent.
     caught: list[int]
+    witness: Witness
     health: HealthCheck | None
     # Why the generations that failed did so, filled by the agent.
     verdicts: list[Verdict]
@@ -131,15 +134,16 @@ async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path, ve
     caught: list[int] = []
     on_signals(plan.node.signals, caught.append)
     guard.listen()
-    folder = _log_folder(plan) or scratch
+    logs = _log_folder(plan)
     pages = ProgressPages(scratch)
-    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), folder, pages)
+    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), logs or scratch, pages)
     pool = _pool(plan, starter)
     board = NoticeBoard(f"{scratch}/notices.sock")
     await board.open()
     check = plan.health_check
-    health = HealthCheck(guard, output, check.text, check.within_s) if check is not None else None
-    parts = _Parts(plan, starter, pool, board, scratch, caught, health, verdicts)
+    health = HealthCheck(guard, output, check.text, check.within_s, plan.node.node) if check is not None else None
+    witness = Witness(StackDumper(guard, find_py_spy()), plan.job.job_id, logs or _worker_log_folder(plan))
+    parts = _Parts(plan, starter, pool, board, scratch, caught, witness, health, verdicts)
     if pool is not None:
         await pool.prepare(importing=plan.cluster is not None)
 
@@ -191,6 +195,7 @@ async def _run_alone(parts: _Parts) -> Outcome:
             pool=parts.pool,
             session=session,
             board=parts.board,
+            witness=parts.witness,
             health=parts.health,
             verdicts=parts.verdicts,
         )
@@ -248,6 +253,7 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
             pool=parts.pool,
             session=session,
             board=parts.board,
+            witness=parts.witness,
             health=parts.health,
             verdicts=parts.verdicts,
             leaving_ends_the_job=own_etcd,
@@ -375,6 +381,11 @@ def _log_folder(plan: LaunchPlan) -> Path | None:
     folder = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=output.log_dir))
     log.info("logs are written to %s", folder)
     return folder
+
+
+def _worker_log_folder(plan: LaunchPlan) -> Path | None:
+    output = plan.node.output
+    return Path(output.log_dir) if output.worker_logs and output.log_dir is not None else None
 
 
 def _prepare_worker_logs(output: OutputConfig, slots: int) -> None:

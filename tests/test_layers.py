@@ -27,6 +27,7 @@ PURE = {
     "isolation",
     "succession",
     "stacks",
+    "hang",
 }
 PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "re", "signal", "typing", "zlib"}
 # Pure but for the calendar and for JSON: they format values for people and for etcd.
@@ -35,7 +36,7 @@ ALMOST_PURE = {"summary": {"time"}, "ports": set(), "codec": {"json"}}
 EDGE = {
     *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
     *("waiting", "frames", "descent", "etcd", "registry", "lease", "probe", "session", "notices", "embedded"),
-    *("oom", "chronicle", "progress", "dump"),
+    *("oom", "chronicle", "progress", "dump", "health", "witness"),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.

@@ -165,7 +165,7 @@ def test_a_failing_worker_is_charged_once(fleet):
     """One worker's error restarts all, and counts as one restart although its peers fail with it."""
     job = fleet("2", "--max-restarts", "1")
     for name in "ab":
-        job.start(name, script=("fail=1@1:5",))
+        job.start(name, script=("fails=1@1:5",))
     assert job.trains("a", "b", since=0) >= 1
     job.until(lambda: 2 in job.generations(), "generation 2")
     job.stop()
@@ -210,7 +210,7 @@ def test_a_failure_beyond_the_budget_ends_all_with_its_code(fleet):
     """All nodes end with the code of the worker that failed first, and tell its story."""
     job = fleet("2")
     for name in "ab":
-        job.start(name, script=("fail=1@1:5",))
+        job.start(name, script=("fails=1@1:5",))
     for node in job.nodes.values():
         assert node.finish() == 7
         assert "exited with code 7; no restarts are allowed" in node.text

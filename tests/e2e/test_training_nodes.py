@@ -8,42 +8,11 @@ import pytest
 
 from elastic_adapter.core.standby import StandbyPool
 from helpers.fleet import Fleet
+from helpers.frameworks import SCRIPTS
 
 pytestmark = pytest.mark.timeout(180)
 WITHIN_S = 60.0
 
-TORCH = """
-import torch
-import torch.distributed as dist
-
-def join():
-    dist.init_process_group("gloo")
-    assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    return dist.get_rank(), dist.get_world_size()
-
-def summed(values):
-    values = torch.tensor(values)
-    dist.all_reduce(values)
-    return values.tolist()
-"""
-# Paddle has no world of one: a script has to leave out the collectives.
-PADDLE = """
-import paddle
-import paddle.distributed as dist
-
-def join():
-    dist.init_parallel_env()
-    size = int(os.environ["PADDLE_TRAINERS_NUM"])
-    assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["PADDLE_TRAINER_ID"]), size)
-    assert len(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")) == size
-    return dist.get_rank(), size
-
-def summed(values):
-    values = paddle.to_tensor(values)
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values)
-    return values.tolist()
-"""
 # A step that was taken is a line as of helpers/world.py; one whose sum is wrong ends the worker.
 TRAIN = """
 folder, node, generation = sys.argv[1], os.environ["ELASTIC_NODE"], os.environ["ELASTIC_GENERATION"]
@@ -68,7 +37,7 @@ while not stop:
 @pytest.fixture
 def program(framework, tmp_path):
     path = tmp_path / "train.py"
-    path.write_text("import os, sys, time\n" + {"torch": TORCH, "paddle": PADDLE}[framework] + TRAIN)
+    path.write_text("import os, sys, time\n" + SCRIPTS[framework] + TRAIN)
     return path
 
 

@@ -19,27 +19,36 @@ from elastic_adapter.core.events import (
     MemberJoined,
     MemberLeaving,
     MemberReady,
+    NodeChecked,
     NodeDrained,
+    NodeProgressed,
     NodeStopped,
     PortsOffered,
+    StacksDumped,
     StopRequested,
     WorkerExited,
 )
 from elastic_adapter.core.memory import MemoryRegistry
 from elastic_adapter.core.model import (
     Assignment,
+    Check,
     CheckpointRef,
     Drain,
+    Dump,
     Endpoint,
+    Explain,
     Failed,
     Halt,
     Hold,
     Level,
+    Mark,
     Member,
     Peer,
     Run,
+    StackReport,
     Stopped,
     Succeeded,
+    Verdict,
     WorkerExit,
 )
 from elastic_adapter.core.ports import Record
@@ -457,6 +466,11 @@ RESUMED = Assignment(
         NodeDrained("n0", 2**40),
         MemberLeaving("n0", 15),
         StopRequested("n0", 2),
+        NodeProgressed("n0", 3, (Mark(), Mark(2**40, -1))),
+        StacksDumped("n0", 3, (StackReport(7, "train.py:3 in load", "all_reduce", "File ...", "/logs/7", 70, 1.5),)),
+        StacksDumped("n0", 3, ()),
+        NodeChecked("n0"),
+        NodeChecked("n0", "its disk is full"),
         *(WorkerExited(exit) for exit in EXITS),
     ],
 )
@@ -471,7 +485,7 @@ def test_reports_arrive_as_they_were(report):
 def test_hello_arrives_as_it_was(running, exits):
     """The state that an agent begins with arrives whole."""
     whole = replace(member(), order=3, control="10.0.0.1:7", warm=False)
-    state = MemberJoined(whole, running, 9, exits)
+    state = MemberJoined(whole, running, 9, exits, checking=running is None)
     wire = pb.Report.FromString(hello_to_wire(state).SerializeToString())
     assert hello_from_wire(wire, order=5) == state
 
@@ -494,6 +508,10 @@ def test_who_has_no_order_gets_one():
         Halt(Failed("no node came")),
         *(Halt(Failed("a worker failed", exit)) for exit in EXITS),
         Halt(Stopped("SIGINT on n0", 2)),
+        Halt(Failed("a worker failed", EXITS[0], others=tuple(EXITS[1:]), more=7, restarts_left=0)),
+        Dump(3, "no rank made a step"),
+        Check("it failed twice"),
+        Explain(Verdict(3, EXITS[0], tuple(EXITS[1:]), 7, "restart 1 of 3", 2)),
     ],
 )
 def test_directives_and_outcomes_arrive_as_they_were(directive):

@@ -15,7 +15,7 @@ from elastic_adapter.core.memory import MemoryRegistry
 from elastic_adapter.core.model import CheckpointRef, Endpoint, Failed, Placement, Succeeded, WorkerExit, World
 from elastic_adapter.core.ports import Note, Record
 from elastic_adapter.core.registry import Abandoned, Ended, Entered, EtcdRegistry, NodeTaken
-from elastic_adapter.core.restart import History
+from elastic_adapter.core.restart import Exclusion, Failure, History
 from helpers.etcd_servers import binary, cluster
 
 WORLD = World(
@@ -34,6 +34,12 @@ RECORDS = {
     "success": Record(WORLD, History(), Succeeded()),
     "finished": Record(WORLD, History(), finished=frozenset({2, 3})),
     "failure": Record(WORLD, History().charge(1.0).charge(2.0), Failed("too many", EXIT)),
+    "story": Record(WORLD, History(), Failed("too many", EXIT, others=(EXIT, EXIT), more=3, restarts_left=0)),
+    "blame": Record(
+        WORLD,
+        History((1.0,), (Failure(3, "n1", "exited with code 7", True, 1.0, 41),), (Exclusion("n1", "it failed"),)),
+        clock=12.5,
+    ),
 }
 
 

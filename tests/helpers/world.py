@@ -1,6 +1,6 @@
 """A training of the standard library alone, whose every step takes all ranks: what it writes proves who got on together.
 
-    world.py FOLDER [steps=N] [fail=RANK@GENERATION:STEP] [finish=NODE] [linger=S] [hang=1] [save=S]
+    world.py FOLDER [steps=N] [fails=RANK@GENERATION:STEP,...] [finish=NODE] [linger=S] [hang=1] [save=S]
 
 Rank 0 is the hub: each rank sends it the number of its step and goes on when it has heard from all. A step that was
 taken is a line ``time generation world_size rank step node`` in FOLDER/NODE.steps. A rank whose hub, or whose peer, is
@@ -67,10 +67,10 @@ else:
 for peer in peers:
     peer.settimeout(None)
 
-fail = options.get("fail", "")
+fails = options.get("fails", "").split(",")
 log = open(os.path.join(folder, f"{node}.steps"), "a", buffering=1)  # noqa: SIM115
 for step in range(1, int(options.get("steps", 10**9)) + 1):
-    if fail == f"{rank}@{generation}:{step}":
+    if f"{rank}@{generation}:{step}" in fails:
         sys.exit(7)
     if rank == 0:
         for peer in peers:

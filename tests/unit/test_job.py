@@ -923,7 +923,7 @@ class TestHang:
 
     def test_without_any_word_nothing_is_claimed(self):
         """That is said, once."""
-        told = self.told("join a b; wait 9")
+        told = self.told("join a b; wait 59")
         told.pass_deadline()
         assert "hangs are not detected" in told.commands[0].reason
         assert deadline(told.job) is None
