@@ -26,6 +26,7 @@ from elastic_adapter.core.events import (
     PortsOffered,
     StacksDumped,
     StopRequested,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.hang import look_every_s
@@ -467,6 +468,7 @@ class Agent:
                 # The queue has the news already.
                 return
             self._workers.append(worker)
+            worker.erred = self._erred
             worker.process.exited.add_done_callback(partial(self._ended, worker))
         warm = sum(worker.warm for worker in self._workers)
         since, origin = (self._failed_at, "the failure") if self._failed_at is not None else (begun, "its order")
@@ -506,6 +508,10 @@ class Agent:
         """The process is gone; exits that we brought about ourselves are nobody's news."""
         if worker in self._workers:
             self._incidents.put_nowait(WorkerEnded(worker))
+
+    def _erred(self, worker: Worker) -> None:
+        if worker in self._workers:
+            self._beside(self._session.report(WorkerErred(self._starter.presumed(worker))))
 
     async def _report_exit(self, worker: Worker) -> None:
         if worker not in self._workers:

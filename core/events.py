@@ -79,6 +79,13 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerErred:
+    """A worker raised an exception that nobody caught, and is about to end, as ``exit`` says, if nothing hinders it."""
+
+    exit: WorkerExit
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDrained:
     node: str
     generation: int
@@ -148,6 +155,7 @@ Event: TypeAlias = (
     | Severed
     | PortsOffered
     | WorkerExited
+    | WorkerErred
     | NodeDrained
     | NodeStopped
     | NodeProgressed

@@ -39,6 +39,7 @@ from elastic_adapter.core.events import (
     StopRequested,
     Tell,
     TimePassed,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.hang import Hang, Pulse, convict, due, why
@@ -112,6 +113,8 @@ class Running:
     # Failures that are not judged yet: the cause may still come, or the loss of another node may explain them.
     exits: tuple[WorkerExit, ...] = ()
     judge_at: float | None = None
+    # Workers that are about to fail: they may be the cause of those that have.
+    erring: tuple[WorkerExit, ...] = ()
     pulse: Pulse = field(default_factory=Pulse)
     # Set while the stacks of workers that seem to hang are asked for.
     hang: Hang | None = None
@@ -260,7 +263,7 @@ def step(job: Job, event: Event, now: float) -> Step:
             return _membership(job, event, now)
         case PortsOffered() | NodeChecked() | NodeCleared():
             return _node(job, event, now)
-        case WorkerExited() | NodeDrained() | NodeStopped() | NodeProgressed() | StacksDumped():
+        case WorkerExited() | WorkerErred() | NodeDrained() | NodeStopped() | NodeProgressed() | StacksDumped():
             return _workers(job, event, now)
         case Severed(reason=reason):
             return _part_lost(job, reason, now) if _active(job) and job.absent else (job, ())
@@ -303,11 +306,13 @@ def _node(job: Job, event: PortsOffered | NodeChecked | NodeCleared, now: float)
 
 
 def _workers(
-    job: Job, event: WorkerExited | NodeDrained | NodeStopped | NodeProgressed | StacksDumped, now: float
+    job: Job, event: WorkerExited | WorkerErred | NodeDrained | NodeStopped | NodeProgressed | StacksDumped, now: float
 ) -> Step:
     match event:
         case WorkerExited(exit=exit):
             return _exited(job, exit, now)
+        case WorkerErred(exit=exit):
+            return _erred(job, exit), ()
         case NodeDrained(node=node, generation=generation):
             return _drained(job, node, generation, now)
         case NodeStopped():
@@ -602,6 +607,17 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
             return job, ()
 
 
+def _erred(job: Job, exit: WorkerExit) -> Job:
+    """Nothing is done about it before the worker has ended: it may have something to save, or to tell."""
+    phase, world = job.phase, job.world
+    if not isinstance(phase, Running) or world is None or exit.generation != world.generation:
+        return job
+    known = any(exit.rank == each.rank for each in (*phase.erring, *phase.exits))
+    if known or exit.rank not in world.ranks(exit.node) or exit.rank in phase.finished:
+        return job
+    return replace(job, phase=replace(phase, erring=(*phase.erring, exit)))
+
+
 def _judge(job: Job, phase: Running, now: float) -> Step:
     """Decide upon the failures heard of, as soon as waiting for more would not make a difference.
 
@@ -610,10 +626,11 @@ def _judge(job: Job, phase: Running, now: float) -> Step:
     world = job.world
     assert world is not None
     assert phase.judge_at is not None
-    exits = by_cause(phase.exits)
+    ended = {exit.rank for exit in phase.exits}
+    exits = by_cause((*phase.exits, *(exit for exit in phase.erring if exit.rank not in ended)))
     # While a node is silent, what failed elsewhere can not be judged.
     over = now >= phase.judge_at and not (job.absent and job.config.blame_s)
-    all_out = len(world.nodes) == 1 and len(exits) + len(phase.finished) == world.world_size
+    all_out = len(world.nodes) == 1 and len(ended | phase.finished) == world.world_size
     if _may_be_collateral(job, exits) and not (all_out or over):
         return job, ()
     decision = decide(job.config.level, job.config.policy, job.history, exits[0], now)

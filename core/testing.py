@@ -37,6 +37,7 @@ from elastic_adapter.core.events import (
     StopRequested,
     Tell,
     TimePassed,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.job import (
@@ -219,6 +220,7 @@ class Referee:
         self._check_sends(before, event, after, commands)
         self._check_state(after, now)
         self._check_words(commands)
+        self._check_quiet(event, commands)
 
     @property
     def required(self) -> int:
@@ -242,7 +244,7 @@ class Referee:
                     told = after == replace(before, inquest=after.inquest) and not commands
                     _require(told and after.inquest is not None, "a late exit adds to the story of its generation only")
                     return
-            case NodeProgressed() | StacksDumped() | NodeStopped() | NodeChecked():
+            case WorkerErred() | NodeProgressed() | StacksDumped() | NodeStopped() | NodeChecked():
                 stale = self._is_old_word(before, event)
             case NodeDrained(node=node, generation=generation):
                 stale = not self.worlds or generation != self.worlds[-1].generation
@@ -263,8 +265,12 @@ class Referee:
                 stale = False
         _require(not stale or (after == before and not commands), f"{event} is dropped")
 
-    def _is_old_word(self, before: Job, event: NodeProgressed | StacksDumped | NodeStopped | NodeChecked) -> bool:
+    def _is_old_word(
+        self, before: Job, event: WorkerErred | NodeProgressed | StacksDumped | NodeStopped | NodeChecked
+    ) -> bool:
         """What a node says of itself or of its workers, when nobody can want to know any more."""
+        if isinstance(event, WorkerErred):
+            return not isinstance(before.phase, Running) or not _belongs(event.exit, self.worlds[-1])
         if isinstance(event, NodeChecked):
             return event.node not in self.checking
         if not self.worlds or event.generation != self.worlds[-1].generation:
@@ -519,7 +525,7 @@ class Referee:
                 _require(len(self.finished) == self.worlds[-1].world_size, "success takes every rank")
             case Failed(first=WorkerExit() as first):
                 decided = event == WorkerExited(first) or first in self._told_by_joiner
-                decided |= isinstance(before.phase, Running) and first in before.phase.exits
+                decided |= isinstance(before.phase, Running) and first in (*before.phase.exits, *before.phase.erring)
                 decided |= isinstance(before.phase, Running) and before.phase.hang is not None and bool(first.hang)
                 _require(decided and not first.ok, "the first failure is the one that decided")
                 budget = self.config.policy.max_restarts
@@ -531,6 +537,9 @@ class Referee:
                 asked = isinstance(event, StopRequested | MemberLeaving) and event.signal == number
                 asked |= by_time and isinstance(before.phase, Running) and bool(before.phase.leaving)
                 _require(asked, "a stop has somebody who asked for it")
+
+    def _check_quiet(self, event: Event, commands: tuple[Command, ...]) -> None:
+        _require(not isinstance(event, WorkerErred) or not commands, "nothing is done before a worker has ended")
 
     def _check_sends(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         directives = sent(commands)

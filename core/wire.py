@@ -15,6 +15,7 @@ from elastic_adapter.core.events import (
     PortsOffered,
     StacksDumped,
     StopRequested,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running
@@ -51,6 +52,7 @@ EPOCH = "elastic-epoch"
 Report = (
     PortsOffered
     | WorkerExited
+    | WorkerErred
     | NodeDrained
     | NodeStopped
     | NodeProgressed
@@ -126,7 +128,7 @@ def report_to_wire(report: Report) -> pb.Report:
             return pb.Report(member_ready=pb.MemberReady())
         case NodeStopped(generation=generation, reason=reason):
             return pb.Report(node_stopped=pb.NodeStopped(generation=generation, reason=reason))
-        case WorkerExited() | NodeDrained() | NodeProgressed() | StacksDumped():
+        case WorkerExited() | WorkerErred() | NodeDrained() | NodeProgressed() | StacksDumped():
             return _workers_to_wire(report)
         case NodeChecked(trouble=trouble):
             return pb.Report(node_checked=pb.NodeChecked(trouble=_text(trouble)))
@@ -138,8 +140,12 @@ def report_to_wire(report: Report) -> pb.Report:
             assert_never(report)
 
 
-def _workers_to_wire(report: WorkerExited | NodeDrained | NodeProgressed | StacksDumped) -> pb.Report:
+def _workers_to_wire(
+    report: WorkerExited | WorkerErred | NodeDrained | NodeProgressed | StacksDumped,
+) -> pb.Report:
     match report:
+        case WorkerErred(exit=exit):
+            return pb.Report(worker_erred=_exit_to_wire(exit))
         case WorkerExited(exit=exit):
             return pb.Report(worker_exited=_exit_to_wire(exit))
         case NodeDrained(generation=generation):
@@ -177,6 +183,8 @@ def _workers_from_wire(report: pb.Report, node: str) -> Event | None:
     match report.WhichOneof("kind"):
         case "worker_exited":
             return WorkerExited(_exit_from_wire(report.worker_exited))
+        case "worker_erred":
+            return WorkerErred(_exit_from_wire(report.worker_erred))
         case "node_drained":
             return NodeDrained(node, report.node_drained.generation)
         case "node_progressed":

@@ -8,7 +8,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -53,12 +53,16 @@ class Worker:
     error: FailureDetail | None = None
     # When it got its seat (monotonic).
     since: float = field(default_factory=time.monotonic)
+    # Called when it told of an uncaught exception.
+    erred: Callable[[Worker], None] | None = None
 
     def hear(self, message: dict[str, object]) -> None:
         """Take a message from the worker's channel."""
         error = message.get("error")
         if isinstance(error, dict):
             self.error = FailureDetail(str(error["message"]), str(error["traceback"]))
+            if self.erred is not None:
+                self.erred(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,15 +144,16 @@ class Starter:
 
     async def account(self, worker: Worker, exit: Exit) -> WorkerExit:
         """The exit with the best words there are for it: the error file's, the exception's, the last of stderr."""
-        age_s = time.monotonic() - worker.since
-        source, detail = "", ""
+        words = "", ""
         if exit.code != 0:
             worker.process.channel.drain()
             # A console that does not take its output must not hold up a restart: then the words may be fewer.
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.output.drained(worker.stderr), _DRAIN_S)
-            source, detail = self._words(worker)
-            detail = detail[-_LONGEST_DETAIL:]
+            words = self._words(worker)
+        return self._exit(worker, exit, words)
+
+    def _exit(self, worker: Worker, exit: Exit, words: tuple[str, str]) -> WorkerExit:
         told = self.progress.read(worker.seat.local_rank, worker.seat.assignment.generation)
         return WorkerExit(
             node=worker.seat.node,
@@ -159,13 +164,18 @@ class Starter:
             signal=exit.signal,
             at=exit.at,
             pid=worker.process.pid,
-            detail_source=source,
-            detail=detail,
+            detail_source=words[0],
+            detail=words[1][-_LONGEST_DETAIL:],
             error=worker.error.message.strip().splitlines()[-1][:_LONGEST_LINE] if worker.error is not None else "",
-            age_s=age_s,
+            age_s=time.monotonic() - worker.since,
             step=None if told is None else told.step,
             oom=exit.signal == signal.SIGKILL and self.oom.raised(),
         )
+
+    def presumed(self, worker: Worker) -> WorkerExit:
+        """The exit of a worker that told of an uncaught exception and has not ended yet."""
+        assert worker.error is not None
+        return self._exit(worker, Exit(1, None, time.time()), ("traceback", worker.error.traceback))
 
     def _words(self, worker: Worker) -> tuple[str, str]:
         with contextlib.suppress(OSError):

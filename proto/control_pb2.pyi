@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked")
+    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PORTS_OFFERED_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class Report(_message.Message):
     NODE_PROGRESSED_FIELD_NUMBER: _ClassVar[int]
     STACKS_DUMPED_FIELD_NUMBER: _ClassVar[int]
     NODE_CHECKED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ERRED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ports_offered: PortsOffered
     worker_exited: WorkerExited
@@ -31,7 +32,8 @@ class Report(_message.Message):
     node_progressed: NodeProgressed
     stacks_dumped: StacksDumped
     node_checked: NodeChecked
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ...) -> None: ...
+    worker_erred: WorkerExited
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold", "checking")

@@ -26,6 +26,7 @@ from elastic_adapter.core.events import (
     PortsOffered,
     StacksDumped,
     StopRequested,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.memory import MemoryRegistry
@@ -472,6 +473,7 @@ RESUMED = Assignment(
         NodeChecked("n0"),
         NodeChecked("n0", "its disk is full"),
         *(WorkerExited(exit) for exit in EXITS),
+        WorkerErred(EXITS[0]),
     ],
 )
 def test_reports_arrive_as_they_were(report):

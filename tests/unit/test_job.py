@@ -22,6 +22,7 @@ from elastic_adapter.core.events import (
     StopRequested,
     Tell,
     TimePassed,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, resume, step
@@ -855,6 +856,16 @@ class TestCause:
         told = self.told(self.CONSEQUENCE, max_restarts=1)
         told.pass_deadline()
         assert "rank 1 on a exited with code 1" in told.job.world.reason
+
+    def test_a_cause_that_has_not_ended_yet(self):
+        """It uploads its logs, say, while those who lost it have failed already."""
+        told = self.told(max_restarts=1)
+        told.tell(WorkerErred(self.CAUSE))
+        assert outline(told.job) == "running 1: a"
+        assert told.commands == ()
+        told.tell(WorkerExited(self.CONSEQUENCE))
+        assert outline(told.job) == "running 2: a, 1 charged"
+        assert "rank 0 on a exited with code 1" in told.job.world.reason
 
     def test_an_end_waits_for_the_others(self):
         """Nothing is lost by that, and their words belong to the story."""

@@ -36,6 +36,7 @@ from elastic_adapter.core.events import (
     StacksDumped,
     StopRequested,
     TimePassed,
+    WorkerErred,
     WorkerExited,
 )
 from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running, Step, deadline, step
@@ -178,6 +179,15 @@ class JobMachine(RuleBasedStateMachine):
             number = signal.SIGKILL if code == 9 else None
             self.story.exit(rng.randrange(self.world.world_size), code, signal=number)
             self.heard.append(self.story.last)
+
+    @rule(rng=CHOICES)
+    def err(self, rng: Random) -> None:
+        """A worker is about to fail."""
+        if self.world is not None:
+            node = rng.choice(self.world.nodes)
+            generation = self.story.generation - rng.choice((0, 0, 1))
+            exit = exit_of(rng.choice(sorted(self.world.ranks(node))), node=node, generation=generation)
+            self.tell(WorkerErred(exit))
 
     @rule(rng=CHOICES)
     def finish_node(self, rng: Random) -> None:
@@ -366,7 +376,7 @@ HAPPENINGS = (
     *("join", "come_again", "go", "exit", "finish_node", "drain", "offer", "wait", "pass_deadline"),
     *("stray", "hear_again", "hear_twice", "end", "rest"),
     *("get_ready", "fall_silent", "return_or_not", "sever", "stop_alone"),
-    *("get_on", "dump", "check", "clear"),
+    *("get_on", "dump", "check", "clear", "err"),
 )
 
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
