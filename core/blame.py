@@ -9,11 +9,14 @@ from signal import SIGABRT, SIGTERM
 
 from elastic_adapter.core.model import Verdict, WorkerExit
 
-# How collectives, stores and sockets say that somebody else is gone: gloo, NCCL, torch, paddle, Python.
+# How collectives, stores and sockets say that somebody else is gone, or did not come: gloo, NCCL, torch, paddle, Python.
+# Paddle's gloo says TIMEOUT at once when a peer is gone; its store tells the place, and the reason a line above.
 _PEER_IS_GONE = re.compile(
     r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|broken pipe|peer is gone|closed by peer|reset by peer"
     r"|remote process exited|ncclremoteerror|ncclsystemerror|nccl communicator was aborted|socket ?timeout"
-    r"|connectionerror|eoferror|disterror|distnetworkerror|distbackenderror|no route to host|econnreset",
+    r"|connectionerror|eoferror|disterror|distnetworkerror|distbackenderror|diststoreerror|no route to host|econnreset"
+    r"|timeout self_rank =|timed out waiting \d+ ?ms for (?:recv|send)|application timeout caused pair closure"
+    r"|store/tcp_utils\.h:",
     re.IGNORECASE,
 )
 # Of what a worker said last, so many lines tell why it ended.
