@@ -9,7 +9,7 @@ from signal import SIGABRT, SIGTERM
 
 from elastic_adapter.core.model import Verdict, WorkerExit
 
-# How collectives, stores and sockets say that somebody else is gone, or did not come: gloo, NCCL, torch, paddle, Python.
+# How collectives, stores and sockets say that somebody else is gone or did not come: gloo, NCCL, torch, paddle, Python.
 # Paddle's gloo says TIMEOUT at once when a peer is gone; its store tells the place, and the reason a line above.
 _PEER_IS_GONE = re.compile(
     r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|broken pipe|peer is gone|closed by peer|reset by peer"

@@ -20,9 +20,9 @@ from elastic_adapter.core.events import (
     Tell,
     WorkerExited,
 )
-from elastic_adapter.core.job import Job
 from elastic_adapter.core.model import Explain, Verdict, signal_name
 from elastic_adapter.core.ports import Note, Registry
+from elastic_adapter.core.state import Job
 
 # One transaction of etcd takes 128 operations by default.
 _AT_ONCE = 50

@@ -26,11 +26,12 @@ from elastic_adapter.core.events import (
     Tell,
     TimePassed,
 )
-from elastic_adapter.core.job import Job, deadline, resume, step
+from elastic_adapter.core.job import step
 from elastic_adapter.core.model import Directive, Halt, Hold
 from elastic_adapter.core.ports import Record, Registry
 from elastic_adapter.core.probe import probe
 from elastic_adapter.core.server import Outbox
+from elastic_adapter.core.state import Job, deadline, resume
 from elastic_adapter.core.succession import Answer
 from elastic_adapter.core.wire import directive_to_wire, ping_to_wire
 

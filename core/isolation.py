@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_adapter.core.job import KILL_S
+from elastic_adapter.core.state import KILL_S
 
 # What is kept back of a lease, so that workers are dead before it ends.
 MARGIN_S = 1.0

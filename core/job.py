@@ -8,13 +8,11 @@ Commands are in order, and each must be done before the next: a world is committ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from typing import TypeAlias
-from zlib import crc32
 
 from elastic_adapter.core.blame import Inquest, by_cause, follows, listed
-from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     Command,
@@ -42,15 +40,14 @@ from elastic_adapter.core.events import (
     WorkerErred,
     WorkerExited,
 )
-from elastic_adapter.core.hang import Hang, Pulse, convict, due, why
+from elastic_adapter.core.hang import Hang, Pulse, convict, why
 from elastic_adapter.core.levels import admits, grows, survives_loss
-from elastic_adapter.core.membership import Settled, Settlement, Waiting, settle
+from elastic_adapter.core.membership import Settled, Waiting
 from elastic_adapter.core.model import (
     Check,
     Directive,
     Drain,
     Dump,
-    Endpoint,
     Explain,
     Failed,
     Halt,
@@ -65,23 +62,38 @@ from elastic_adapter.core.model import (
     World,
     signal_name,
 )
-from elastic_adapter.core.ports import Record
-from elastic_adapter.core.restart import Action, GiveUp, History, Ignore, Restart, decide, failure_of
+from elastic_adapter.core.restart import Action, GiveUp, Ignore, Restart, decide, failure_of
+from elastic_adapter.core.state import (
+    Draining,
+    Finished,
+    Gathering,
+    Holding,
+    Job,
+    Running,
+    accounted_for,
+    deadline,
+    doubt_until,
+    finished_ranks,
+    hang_deadline,
+    is_active,
+    is_complete,
+    is_welcome,
+    jitter_of,
+    mute_deadline,
+    settled,
+    with_member,
+    without_member,
+)
 from elastic_adapter.core.world import plan, seating
 
-# Within this time an agent that is cut off for too long has ended its workers.
-KILL_S = 5.0
 # Signals that a worker gets for what it did itself.
 _CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
-# How often a job that holds, or waits for nodes, says so, and when one that waits does for the first time.
+# How often a job that holds, or waits for nodes, says so.
 _REMIND_S = 60.0
-_FIRST_WORD_S = 5.0
 # How long after a generation was replaced the story of its end may still be added to: nobody waits for it.
 _STORY_S = 1.0
 # How long the stacks of a world that hangs are waited for.
 _STACKS_S = 10.0
-# For so long, at least, workers may take to their first step before it is said that none was told of.
-_FIRST_STEP_S = 60.0
 _MUTE = (
     "no worker has told of progress so far, and until one does, hangs are not detected: "
     "call elastic_adapter.core.worker.progress(step) in the training loop"
@@ -90,168 +102,7 @@ _MUTE = (
 _PORTS_KEPT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """No worker runs; the first world is not formed yet. ``since`` is the time of the last join."""
-
-    since: float
-    # When those who are here are told what they wait for.
-    remind_at: float
-    reason: str = "waiting for nodes"
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """The job's world runs. ``finished`` holds the ranks that ended with code 0."""
-
-    finished: frozenset[int] = frozenset()
-    # When the last newcomer came for which the world is to be replaced.
-    joined: float | None = None
-    # Those who were asked to go, and when they have waited long enough for others to go with them.
-    leaving: tuple[MemberLeaving, ...] = ()
-    leave_at: float | None = None
-    # Failures that are not judged yet: the cause may still come, or the loss of another node may explain them.
-    exits: tuple[WorkerExit, ...] = ()
-    judge_at: float | None = None
-    # Workers that are about to fail: they may be the cause of those that have.
-    erring: tuple[WorkerExit, ...] = ()
-    pulse: Pulse = field(default_factory=Pulse)
-    # Set while the stacks of workers that seem to hang are asked for.
-    hang: Hang | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """The workers save and stop before a planned change; at ``until`` the change goes ahead regardless."""
-
-    until: float
-    reason: str
-    finished: frozenset[int] = frozenset()
-    drained: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """Workers are stopped until the next world can be formed."""
-
-    since: float
-    # What ended the world before, and, with it, what is still missing for the next.
-    cause: str
-    reason: str
-    remind_at: float
-    start_delay_s: float = 0.0
-    # The ranks that had ended with code 0 in the world before.
-    finished: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    outcome: Outcome
-
-
-Phase: TypeAlias = Gathering | Running | Draining | Holding | Finished
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    config: JobConfig
-    phase: Phase
-    # Those present, by node, in the order of joining. Members beyond the world are spares.
-    members: tuple[Member, ...] = ()
-    # The last world committed; it runs only while the phase says so.
-    world: World | None = None
-    history: History = field(default_factory=History)
-    # Nodes of the world that have no stream but may be alive: they come back, or are lost.
-    absent: frozenset[str] = frozenset()
-    # Nodes of the world that were given up, and when, without proof that their workers are dead.
-    doubtful: tuple[tuple[str, float], ...] = ()
-    # Whether a part of the world is known to have stopped or died: what is left of it can't get on.
-    broken: bool = False
-    # The ports that the last generations took for their masters.
-    taken: tuple[tuple[int, Endpoint], ...] = ()
-    # The generation whose end is being told.
-    inquest: Inquest | None = None
-    # Nodes that take no part until it is known whether they are fit to.
-    checking: frozenset[str] = frozenset()
-    # Whether it was said that nobody tells of progress.
-    said_mute: bool = False
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(member.node for member in self.members)
-
-    def member(self, node: str) -> Member | None:
-        return next((member for member in self.members if member.node == node), None)
-
-
 Step: TypeAlias = tuple[Job, tuple[Command, ...]]
-
-
-def begin(config: JobConfig, now: float) -> Job:
-    return Job(config=config, phase=_gathering(now))
-
-
-def _gathering(now: float) -> Gathering:
-    return Gathering(since=now, remind_at=now + _FIRST_WORD_S)
-
-
-def resume(config: JobConfig, record: Record, now: float) -> Job:
-    """Where a new leader goes on: with what was committed, and nobody heard of yet."""
-    if record.outcome is not None:
-        return Job(config, Finished(record.outcome), world=record.world, history=record.history)
-    if record.world is None:
-        return Job(config, _gathering(now), history=record.history)
-    return Job(
-        config,
-        Running(finished=record.finished, pulse=Pulse(now)),
-        world=record.world,
-        history=record.history,
-        absent=frozenset(record.world.nodes),
-        taken=((record.world.generation, record.world.master),),
-    )
-
-
-def deadline(job: Job) -> float | None:
-    """The time at which ``TimePassed`` would change something; None: only an event can."""
-    return _earliest(_phase_deadline(job), None if job.inquest is None else job.inquest.until)
-
-
-def _phase_deadline(job: Job) -> float | None:
-    match job.phase:
-        case Gathering(since=since, remind_at=remind_at):
-            settlement = _settle(job, since, since)
-            if isinstance(settlement, Waiting) and settlement.until is not None and job.members[0].ports:
-                return min(settlement.until, remind_at)
-            return remind_at if job.members else None
-        case Running(joined=joined, leave_at=leave_at, judge_at=judge_at) as phase:
-            # While a node is silent, a failure elsewhere can't be judged.
-            judge_at = None if job.absent else judge_at
-            drain_at = None if joined is None or phase.exits else joined + job.config.quiet_s
-            return _earliest(leave_at, judge_at, drain_at, _hang_deadline(job, phase), _mute_deadline(job, phase))
-        case Draining(until=until):
-            return until
-        case Holding(since=since, remind_at=remind_at):
-            limit = job.config.hold_timeout_s
-            return _earliest(remind_at, _doubt_until(job), None if limit is None else since + limit)
-        case Finished():
-            return None
-        case _:
-            assert_never(job.phase)
-
-
-def _hang_deadline(job: Job, phase: Running) -> float | None:
-    """When a hang is found, or decided upon; None: there is none, or something else will end the world."""
-    if phase.exits or job.absent:
-        return None
-    return phase.hang.until if phase.hang is not None else due(job.config, phase.pulse)
-
-
-def _mute_deadline(job: Job, phase: Running) -> float | None:
-    """When it is said that nobody tells of progress."""
-    limit = job.config.hang_timeout_s
-    if limit is None or job.said_mute or phase.pulse.moved_at is not None:
-        return None
-    return phase.pulse.since + max(limit, _FIRST_STEP_S)
 
 
 def step(job: Job, event: Event, now: float) -> Step:
@@ -266,7 +117,7 @@ def step(job: Job, event: Event, now: float) -> Step:
         case WorkerExited() | WorkerErred() | NodeDrained() | NodeStopped() | NodeProgressed() | StacksDumped():
             return _workers(job, event, now)
         case Severed(reason=reason):
-            return _part_lost(job, reason, now) if _active(job) and job.absent else (job, ())
+            return _part_lost(job, reason, now) if is_active(job) and job.absent else (job, ())
         case StopRequested(node=node, signal=number):
             return _finish(job, Stopped(f"{signal_name(number)} on {node}", number))
         case TimePassed():
@@ -339,17 +190,17 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
         # The same agent on a new stream keeps its place in the queue.
         member = replace(member, order=known.order)
     expected = known is not None or member.node in job.absent
-    if not expected and not admits(job.config, world) and not _complete(job, member.node):
+    if not expected and not admits(job.config, world) and not is_complete(job, member.node):
         reason = f"node {member.node} is refused: at fault-tolerance level 0 nobody joins after the start"
         return job, (Send(member.node, Halt(Failed(reason, alone=True))), Tell(reason))
-    job = _with(_accounted_for(job, member.node), member)
+    job = with_member(accounted_for(job, member.node), member)
     job = replace(job, checking=job.checking | {member.node} if joined.checking else job.checking - {member.node})
     match job.phase:
         case Gathering():
             return _try_to_form(replace(job, phase=replace(job.phase, since=now)), now)
         case Holding(reason=reason):
             if world is not None and member.node in world.nodes and joined.running != world.generation:
-                job = replace(job, broken=job.broken or not _complete(job, member.node))
+                job = replace(job, broken=job.broken or not is_complete(job, member.node))
             after, commands = _try_to_form(job, now)
             if isinstance(after.phase, Holding):
                 kind = Wait if joined.running is None else Hold
@@ -374,7 +225,7 @@ def _back_in_the_world(job: Job, joined: MemberJoined, world: World, now: float)
             # It ended the world or the job: the rest of what it told is of the past.
             return job, commands
         kept = commands or kept
-    if joined.running == world.generation or _complete(job, node):
+    if joined.running == world.generation or is_complete(job, node):
         return job, kept
     if isinstance(job.phase, Running) and job.phase.exits:
         # It told of a failure, which will be judged, and end the world either way.
@@ -426,20 +277,16 @@ def _counted(job: Job, member: Member, now: float) -> Step:
     phase, world = job.phase, job.world
     if not isinstance(phase, Running) or world is None or member.node in world.nodes or not member.warm:
         return job, ()
-    if not grows(job.config, world) or phase.finished or not _is_welcome(job, member.node):
+    if not grows(job.config, world) or phase.finished or not is_welcome(job, member.node):
         return job, ()
     return _time_passed(replace(job, phase=replace(phase, joined=now)), now)
-
-
-def _is_welcome(job: Job, node: str) -> bool:
-    return node not in job.history.kept_out and node not in job.checking
 
 
 def _ready(job: Job, node: str, now: float) -> Step:
     member = job.member(node)
     if member is None or member.warm:
         return job, ()
-    job = _with(job, replace(member, warm=True))
+    job = with_member(job, replace(member, warm=True))
     return _counted(job, replace(member, warm=True), now)
 
 
@@ -449,14 +296,14 @@ def _silent(job: Job, node: str, reason: str, now: float) -> Step:
         return job, ()
     if job.world is None or node not in job.world.nodes:
         return _lost(job, node, f"node {node} is silent: {reason}", now, proven=True)
-    job = replace(_without(job, node), absent=job.absent | {node})
+    job = replace(without_member(job, node), absent=job.absent | {node})
     return job, (Tell(f"node {node} is silent: {reason}; waiting for it until its lease ends", "silent"),)
 
 
 def _lost(job: Job, node: str, reason: str, now: float, *, proven: bool) -> Step:
     if job.member(node) is None and node not in job.absent:
         return _proven_dead(job, node, reason, now) if proven else (job, ())
-    if job.world is not None and node in job.world.nodes and not _complete(job, node):
+    if job.world is not None and node in job.world.nodes and not is_complete(job, node):
         job = replace(job, broken=True) if proven else replace(job, doubtful=(*job.doubtful, (node, now)))
     return _gone(job, node, reason, now)
 
@@ -465,7 +312,7 @@ def _proven_dead(job: Job, node: str, reason: str, now: float) -> Step:
     """A node that was given up is found dead: its part of the world is not running anywhere."""
     if not any(node == doubtful for doubtful, _ in job.doubtful):
         return job, ()
-    job = replace(_accounted_for(job, node), broken=True)
+    job = replace(accounted_for(job, node), broken=True)
     if not isinstance(job.phase, Holding):
         return job, ()
     after, commands = _try_to_form(job, now)
@@ -473,7 +320,7 @@ def _proven_dead(job: Job, node: str, reason: str, now: float) -> Step:
 
 
 def _gone(job: Job, node: str, reason: str, now: float) -> Step:
-    job = _without_leave(replace(_without(job, node), absent=job.absent - {node}), node)
+    job = _without_leave(replace(without_member(job, node), absent=job.absent - {node}), node)
     world = job.world
     if isinstance(job.phase, Gathering | Holding):
         # Those left may have waited for the one that is gone: for its port, as the first of them.
@@ -481,7 +328,7 @@ def _gone(job: Job, node: str, reason: str, now: float) -> Step:
         return after, (Tell(reason, "lost"), *commands)
     if world is None or node not in world.nodes:
         return _without_waiting_joiner(job), (Tell(reason, "lost"),)
-    if _complete(job, node):
+    if is_complete(job, node):
         # Its part of the work is done: only a failure elsewhere would need it again.
         job = _as_drained(job, node)
         return _drain_over(job, (Tell(f"{reason}; its workers had finished", "lost"),), now)
@@ -515,7 +362,7 @@ def _without_waiting_joiner(job: Job) -> Job:
     phase, world = job.phase, job.world
     if not isinstance(phase, Running) or phase.joined is None or world is None:
         return job
-    if any(member.node not in world.nodes and _is_welcome(job, member.node) for member in job.members):
+    if any(member.node not in world.nodes and is_welcome(job, member.node) for member in job.members):
         return job
     return replace(job, phase=replace(phase, joined=None))
 
@@ -543,14 +390,14 @@ def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str
     if len(job.members) == len(nodes) and not job.absent:
         return _finish(job, Stopped(reason, number))
     world = job.world
-    unfinished = world is not None and any(node in world.nodes and not _complete(job, node) for node in nodes)
+    unfinished = world is not None and any(node in world.nodes and not is_complete(job, node) for node in nodes)
     # Those who have done their part are not waited for, even if they fell silent on their way out.
-    done = frozenset(node for node in nodes if _complete(job, node))
+    done = frozenset(node for node in nodes if is_complete(job, node))
     for node in nodes:
-        job = _without(job, node)
+        job = without_member(job, node)
     # Whoever leaves ends its workers first.
     job = replace(job, broken=job.broken or unfinished, absent=job.absent - done)
-    if _active(job) and (unfinished or cause):
+    if is_active(job) and (unfinished or cause):
         after, commands = _part_lost(job, reason, now)
     else:
         after, commands = _gone(job, nodes[-1], reason, now)
@@ -573,7 +420,7 @@ def _offered(job: Job, offer: PortsOffered, now: float) -> Step:
         for generation, endpoint in job.taken
         if endpoint.host == member.address and generation > offer.seen
     }
-    job = _with(job, replace(member, ports=tuple(port for port in offer.ports if port not in gone)))
+    job = with_member(job, replace(member, ports=tuple(port for port in offer.ports if port not in gone)))
     return _try_to_form(job, now) if isinstance(job.phase, Gathering | Holding) else (job, ())
 
 
@@ -585,7 +432,7 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
         return (job if is_ignored else replace(job, inquest=job.inquest.hear(exit))), ()
     if world is None or exit.generation != world.generation or exit.rank not in world.ranks(exit.node):
         return job, ()
-    if is_ignored and _active(job):
+    if is_ignored and is_active(job):
         decision = decide(job.config.level, job.config.policy, job.history, exit, now)
         after, commands = _exited(job, replace(exit, code=0, signal=None), now)
         return after, (Tell(decision.reason), *commands)
@@ -595,7 +442,7 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
             if len(finished) == world.world_size:
                 return _finish(job, Succeeded())
             job = replace(job, phase=replace(phase, finished=finished))
-            done = exit.rank not in phase.finished and _complete(job, exit.node)
+            done = exit.rank not in phase.finished and is_complete(job, exit.node)
             # A node that has done its part may go, whoever leads then.
             return job, (Keep(finished, job.history),) if done else ()
         case Running() as phase if all(exit.rank != each.rank for each in phase.exits):
@@ -652,7 +499,7 @@ def _may_be_collateral(job: Job, exits: tuple[WorkerExit, ...]) -> bool:
 def _failed(job: Job, exits: tuple[WorkerExit, ...], now: float) -> Step:
     """Act on the failures of a generation, the first of which is the cause."""
     policy, first = job.config.policy, exits[0]
-    match decide(job.config.level, policy, job.history, first, now, jitter=_jitter(job)):
+    match decide(job.config.level, policy, job.history, first, now, jitter=jitter_of(job)):
         case GiveUp(reason=reason):
             others, more = listed(exits[1:])
             left = policy.max_restarts - job.history.spent(policy, now)
@@ -696,7 +543,7 @@ def _explain(job: Job) -> Step:
     if verdict.first != decided and failures and (failures[-1].rank, failures[-1].node) == (decided.rank, decided.node):
         failure = failure_of(job.config.policy, verdict.first, failures[-1].at)
         job = replace(job, history=job.history.corrected(failure))
-        commands = (Keep(_finished(job), job.history), *commands)
+        commands = (Keep(finished_ranks(job), job.history), *commands)
     return job, commands
 
 
@@ -733,7 +580,7 @@ def _seems_to_hang(job: Job, phase: Running, world: World, now: float) -> Step:
 
 def _all_dumped(job: Job, phase: Running, hang: Hang, world: World, now: float) -> Step:
     """Decide who is to blame, if everybody has answered, or has had the time to."""
-    missing = {node for node in world.nodes if job.member(node) is not None and not _complete(job, node)}
+    missing = {node for node in world.nodes if job.member(node) is not None and not is_complete(job, node)}
     if missing - hang.answered and now < hang.until:
         return job, ()
     suspect, others = convict(world, phase.pulse, hang, phase.finished)
@@ -758,7 +605,7 @@ def _cleared(job: Job, node: str, now: float) -> Step:
     """Nothing is held against this node any more."""
     member, history = job.member(node), job.history.clear(node)
     job = replace(job, history=history)
-    keep = Keep(_finished(job), history)
+    keep = Keep(finished_ranks(job), history)
     reason = f"node {node} is cleared: nothing is held against it any more"
     if member is None:
         return job, (keep, Tell(reason))
@@ -773,12 +620,6 @@ def _taken_back(job: Job, member: Member, reason: str, now: float) -> Step:
     else:
         after, commands = _counted(job, member, now)
     return after, (Tell(reason), *commands)
-
-
-def _jitter(job: Job) -> float:
-    """From 0 to 1: another one for each job and generation, and the same whoever asks."""
-    generation = job.world.generation if job.world is not None else 0
-    return crc32(f"{job.config.job_id} {generation}".encode()) / 2**32
 
 
 def _drained(job: Job, node: str, generation: int, now: float) -> Step:
@@ -803,7 +644,7 @@ def _stopped(job: Job, event: NodeStopped, now: float) -> Step:
     world, node = job.world, event.node
     if world is None or event.generation != world.generation or node not in world.nodes:
         return job, ()
-    if job.member(node) is None or _complete(job, node):
+    if job.member(node) is None or is_complete(job, node):
         return job, ()
     match job.phase:
         case Draining():
@@ -849,7 +690,7 @@ def _time_passed_while_running(job: Job, phase: Running, world: World, now: floa
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now)
     if phase.judge_at is not None and now >= phase.judge_at and not job.absent:
         return _judge(job, phase, now)
-    hang_at, mute_at = _hang_deadline(job, phase), _mute_deadline(job, phase)
+    hang_at, mute_at = hang_deadline(job, phase), mute_deadline(job, phase)
     if hang_at is not None and now >= hang_at:
         hang = phase.hang
         return _seems_to_hang(job, phase, world, now) if hang is None else _all_dumped(job, phase, hang, world, now)
@@ -864,7 +705,7 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     limit = job.config.hold_timeout_s
     if limit is not None and now >= phase.since + limit:
         return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"))
-    until = _doubt_until(job)
+    until = doubt_until(job)
     if until is not None and now >= until:
         # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
         return _try_to_form(replace(job, doubtful=(), broken=True), now)
@@ -891,7 +732,7 @@ def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0
     if isinstance(phase, Running) and phase.leaving:
         # Those who are about to go do not take part in another world.
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now, cause=reason)
-    finished = _finished(job)
+    finished = finished_ranks(job)
     holding = replace(
         job,
         phase=Holding(
@@ -917,7 +758,7 @@ def _try_to_form(job: Job, now: float) -> Step:
     if (missing := _unaccounted(job)) is not None:
         return _wait(job, phase, missing), ()
     since = phase.since if isinstance(phase, Gathering) else now
-    match _settle(job, since, now):
+    match settled(job, since, now):
         case Waiting(reason=reason):
             return _wait(job, phase, reason), ()
         case Settled(members=members, reason=reason):
@@ -925,16 +766,6 @@ def _try_to_form(job: Job, now: float) -> Step:
             if not seated[0].ports:
                 return _wait(job, phase, f"{seated[0].node} has no port reserved for the master yet"), ()
             return _form(job, seated, phase.cause if isinstance(phase, Holding) else reason, now)
-
-
-def _settle(job: Job, since: float, now: float) -> Settlement:
-    """Who of those present forms the next world."""
-    fit = tuple(member for member in job.members if member.node not in job.checking)
-    settlement = settle(fit, job.config, job.world, since, now, excluded=job.history.kept_out)
-    if isinstance(settlement, Waiting) and len(fit) < len(job.members):
-        names = ", ".join(sorted(job.checking))
-        return replace(settlement, reason=f"{settlement.reason}; the health of {names} is checked")
-    return settlement
 
 
 def _wait(job: Job, phase: Gathering | Holding, missing: str) -> Job:
@@ -953,7 +784,7 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
     )
     host = replace(seated[0], ports=seated[0].ports[1:])
     job = replace(
-        _with(job, host),
+        with_member(job, host),
         world=world,
         phase=Running(pulse=Pulse(now + world.start_delay_s)),
         doubtful=(),
@@ -981,29 +812,12 @@ def _finish(job: Job, outcome: Outcome) -> Step:
     )
 
 
-def _with(job: Job, member: Member) -> Job:
-    """The job with this member added, or put in the place of its older record."""
-    others = (other for other in job.members if other.node != member.node)
-    return replace(job, members=tuple(sorted((*others, member), key=lambda each: each.order)))
-
-
-def _without(job: Job, node: str) -> Job:
-    members = tuple(member for member in job.members if member.node != node)
-    return replace(job, members=members, checking=job.checking - {node})
-
-
-def _accounted_for(job: Job, node: str) -> Job:
-    """Its agent is on a stream: it is neither absent nor in doubt."""
-    doubtful = tuple(each for each in job.doubtful if each[0] != node)
-    return replace(job, absent=job.absent - {node}, doubtful=doubtful)
-
-
 def _unaccounted(job: Job) -> str | None:
     """Why the world before may still be getting on somewhere, so that no other one may begin."""
     if job.absent:
         names = ", ".join(sorted(job.absent))
         return f"waiting to hear of {names}, at most until the lease ends"
-    until = _doubt_until(job)
+    until = doubt_until(job)
     if until is None:
         return None
     names = ", ".join(node for node, _ in job.doubtful)
@@ -1011,38 +825,6 @@ def _unaccounted(job: Job) -> str | None:
         f"{names} may still be training, cut off from etcd: "
         f"waiting until the isolation timeout ({job.config.isolation_s:g} s) has ended that"
     )
-
-
-def _doubt_until(job: Job) -> float | None:
-    """Until when the world before may be whole, somewhere where we can't see it; None: it is not."""
-    world = job.world
-    if world is None or job.broken or not job.doubtful:
-        return None
-    if any(member.node in world.nodes and not _complete(job, member.node) for member in job.members):
-        # That member stops its part of the world before it starts the next.
-        return None
-    return max(since for _, since in job.doubtful) + job.config.isolation_s + KILL_S
-
-
-def _earliest(*times: float | None) -> float | None:
-    return min((time for time in times if time is not None), default=None)
-
-
-def _active(job: Job) -> bool:
-    """Whether workers of the job's world may be running."""
-    return isinstance(job.phase, Running | Draining)
-
-
-def _finished(job: Job) -> frozenset[int]:
-    """The ranks that ended with code 0 in the last world."""
-    return job.phase.finished if isinstance(job.phase, Running | Draining | Holding) else frozenset()
-
-
-def _complete(job: Job, node: str) -> bool:
-    """Whether all workers of this node ended with code 0 in the last world."""
-    if job.world is None or node not in job.world.nodes:
-        return False
-    return not isinstance(job.phase, Gathering | Finished) and _finished(job).issuperset(job.world.ranks(node))
 
 
 def _send_to(job: Job, nodes: tuple[str, ...], directive: Directive) -> tuple[Command, ...]:

@@ -1,6 +1,6 @@
 """The values everything else is made of: members, worlds, exits, directives and outcomes.
 
-Read this file first, then ``job.py``. Nothing here knows a clock, a socket or a process.
+Read this file first, then ``state.py`` and ``job.py``. Nothing here knows a clock, a socket or a process.
 """
 
 from __future__ import annotations

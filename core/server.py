@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from elastic_adapter.core.events import Event, MemberJoined, NodeCleared
-from elastic_adapter.core.job import Job
+from elastic_adapter.core.state import Job
 from elastic_adapter.core.wire import EPOCH, TOKEN, hello_from_wire, is_pong, report_from_wire, status_to_wire
 from elastic_adapter.proto import control_pb2 as pb
 from elastic_adapter.proto import control_pb2_grpc as rpc

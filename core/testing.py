@@ -40,19 +40,7 @@ from elastic_adapter.core.events import (
     WorkerErred,
     WorkerExited,
 )
-from elastic_adapter.core.job import (
-    KILL_S,
-    Draining,
-    Finished,
-    Gathering,
-    Holding,
-    Job,
-    Running,
-    Step,
-    begin,
-    deadline,
-    step,
-)
+from elastic_adapter.core.job import Step, step
 from elastic_adapter.core.model import (
     Check,
     Directive,
@@ -77,6 +65,17 @@ from elastic_adapter.core.model import (
     World,
 )
 from elastic_adapter.core.restart import RestartPolicy
+from elastic_adapter.core.state import (
+    KILL_S,
+    Draining,
+    Finished,
+    Gathering,
+    Holding,
+    Job,
+    Running,
+    begin,
+    deadline,
+)
 
 Act: TypeAlias = Callable[[Job, Event, float], Step]
 

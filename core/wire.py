@@ -18,7 +18,6 @@ from elastic_adapter.core.events import (
     WorkerErred,
     WorkerExited,
 )
-from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running
 from elastic_adapter.core.model import (
     Assignment,
     Check,
@@ -43,6 +42,7 @@ from elastic_adapter.core.model import (
     Wait,
     WorkerExit,
 )
+from elastic_adapter.core.state import Draining, Finished, Gathering, Holding, Job, Running
 from elastic_adapter.proto import control_pb2 as pb
 
 # What a stream carries besides its messages: the run's token, and the epoch of whoever answers.

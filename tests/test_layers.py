@@ -23,6 +23,7 @@ PURE = {
     "restart",
     "levels",
     "job",
+    "state",
     "environment",
     "isolation",
     "succession",

@@ -5,7 +5,7 @@ A test of a rule must fail with that rule off; else it proves nothing.
 
 import sys
 
-from elastic_adapter.core import cluster, job
+from elastic_adapter.core import cluster, job, state
 from elastic_adapter.core.agent import Agent
 from elastic_adapter.core.coordinator import Coordinator
 from elastic_adapter.core.errors import RunOver
@@ -24,7 +24,7 @@ def no_isolation():
 
 def no_doubt():
     """A new leader takes it for granted that a world that it can't see has stopped."""
-    job._doubt_until = lambda _: None
+    job.doubt_until = state.doubt_until = lambda _: None
 
 
 def no_severing():

@@ -3,7 +3,7 @@
 import pytest
 
 from elastic_adapter.core.isolation import Contact, stop
-from elastic_adapter.core.job import KILL_S
+from elastic_adapter.core.state import KILL_S
 
 LEASE_S = 5.0
 

@@ -25,7 +25,7 @@ from elastic_adapter.core.events import (
     WorkerErred,
     WorkerExited,
 )
-from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Running, deadline, resume, step
+from elastic_adapter.core.job import step
 from elastic_adapter.core.model import (
     Check,
     Drain,
@@ -42,6 +42,7 @@ from elastic_adapter.core.model import (
 )
 from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import Backoff, History
+from elastic_adapter.core.state import Draining, Finished, Gathering, Holding, Running, deadline, resume
 from elastic_adapter.core.testing import Story, committed, exit_of, job_config, member, outline, sent, world_of
 
 OFF, TOLERANT, ELASTIC = Level.OFF, Level.FAULT_TOLERANT, Level.ELASTIC

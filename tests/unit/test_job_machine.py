@@ -39,7 +39,7 @@ from elastic_adapter.core.events import (
     WorkerErred,
     WorkerExited,
 )
-from elastic_adapter.core.job import Draining, Finished, Gathering, Holding, Job, Running, Step, deadline, step
+from elastic_adapter.core.job import Step, step
 from elastic_adapter.core.model import (
     Dump,
     Explain,
@@ -54,6 +54,7 @@ from elastic_adapter.core.model import (
     World,
 )
 from elastic_adapter.core.restart import History, RestartPolicy
+from elastic_adapter.core.state import Draining, Finished, Gathering, Holding, Job, Running, deadline
 from elastic_adapter.core.testing import Act, BrokenRule, Story, exit_of, job_config
 
 NODES = ("a", "b", "c", "d", "e", "f")
