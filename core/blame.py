@@ -46,7 +46,9 @@ def listed(others: tuple[WorkerExit, ...]) -> tuple[tuple[WorkerExit, ...], int]
 
 def _brief(exit: WorkerExit) -> WorkerExit:
     last = next((line.strip() for line in reversed(exit.detail.splitlines()) if line.strip()), "")
-    return replace(exit, detail="", detail_source="", error=(exit.error or last)[:_LONGEST_WORDS])
+    words = exit.error or last
+    words = words if len(words) <= _LONGEST_WORDS else f"{words[:_LONGEST_WORDS]} ..."
+    return replace(exit, detail="", detail_source="", error=words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class Worker:
     stacks: str | None
     # The uncaught exception that its bootstrap told us of.
     error: FailureDetail | None = None
+    # When that was raised: wall clock.
+    error_at: float | None = None
     # When it got its seat (monotonic).
     since: float = field(default_factory=time.monotonic)
     # Called when it told of an uncaught exception.
@@ -61,6 +63,7 @@ class Worker:
         error = message.get("error")
         if isinstance(error, dict):
             self.error = FailureDetail(str(error["message"]), str(error["traceback"]))
+            self.error_at = float(str(error["at"]))
             if self.erred is not None:
                 self.erred(self)
 
@@ -162,7 +165,8 @@ class Starter:
             rank=worker.seat.rank,
             code=exit.code,
             signal=exit.signal,
-            at=exit.at,
+            # What failed is the program, not its interpreter, which may take its time to end.
+            at=exit.at if worker.error_at is None else worker.error_at,
             pid=worker.process.pid,
             detail_source=words[0],
             detail=words[1][-_LONGEST_DETAIL:],

@@ -13,6 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KILL_FROM_STEP = 60
+# On a machine so busy that standbys do not get ready, the restart is a cold one.
+KILL_AT_LATEST = 160
 STEPS = 240
 
 
@@ -54,7 +56,7 @@ class Story:
             self.saved = int(match.group(1))
         self.standbys |= "standbys are ready" in line
         self.finished |= "finished at step" in line
-        if self.killed_at is None and self.standbys and self.saved >= KILL_FROM_STEP:
+        if self.killed_at is None and self.saved >= (KILL_FROM_STEP if self.standbys else KILL_AT_LATEST):
             self.kill()
 
     def kill(self) -> None:

@@ -269,8 +269,8 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "health-check",
         "elasticity",
-        "a command of the shell that finds out whether a node is fit (code 0): run before it joins, and after two "
-        "failures on it",
+        "a command of the shell that finds out whether a node is fit (code 0): run before it joins, and after every "
+        "second failure on it",
         metavar="COMMAND",
         torchrun=False,
     ),
@@ -293,7 +293,8 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "start-timeout",
         "elasticity",
-        "workers of which none told of a first step for so long count as hung, too; left out: without limit",
+        "workers of which none told of a first step (also because they never do) for so long count as hung, too; left "
+        "out: without limit",
         metavar="TIME",
         torchrun=False,
     ),
@@ -441,7 +442,7 @@ SETTINGS: tuple[Setting, ...] = (
     _setting(
         "summary-file",
         "logs",
-        "file for the end of the job as JSON: outcome, reason, exit code, first failure",
+        "file for the end of the job as JSON: outcome, reason, exit code, first failure, the others, and each restart",
         metavar="PATH",
         torchrun=False,
     ),

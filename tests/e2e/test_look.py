@@ -53,8 +53,8 @@ def test_events(job):
     expected = [
         "joined: node a joined with 1 worker(s)",
         "joined: node b joined with 1 worker(s)",
-        "decision: generation 1: 2 workers on 2 node(s): 2 of 2 nodes are here",
-        "decision: generation 2: 1 workers on 1 node(s): node a is lost: ",
+        "world: generation 1: 2 workers on 2 node(s): 2 of 2 nodes are here",
+        "world: generation 2: 1 workers on 1 node(s): node a is lost: ",
         "end: succeeded: all workers ended with code 0",
     ]
     places = [next(at for at, word in enumerate(words) if word.startswith(each)) for each in expected]
