@@ -24,7 +24,7 @@ def fleet(etcd, tmp_path, fleets):
                 etcd.endpoint,
                 nnodes,
                 "--quiet-time",
-                "1",
+                "5",
                 "--max-restarts",
                 9,
                 "--startup-failures",

@@ -10,7 +10,7 @@ from helpers.fleet import LAUNCHER, Fleet
 
 @pytest.fixture
 def job(etcd, tmp_path, fleets):
-    made = fleets(Fleet(tmp_path, etcd.endpoint, "1:2", "--quiet-time", "1", "--max-restarts", "4"))
+    made = fleets(Fleet(tmp_path, etcd.endpoint, "1:2", "--quiet-time", "10", "--max-restarts", "4"))
     made.start_in_order("a", "b")
     made.trains("a", "b")
     return made
