@@ -102,20 +102,20 @@ def whole_command(launcher: list[str]) -> float:
         return time.time() - run.started
 
 
-def kill(pid: int) -> float:
+def kill(pid: int, number: int = signal.SIGKILL) -> float:
     at = time.time()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     return at
 
 
-def recovery(launcher: list[str], *, again: bool = False, **options: object) -> float:
-    """kill -9 of rank 1, once standbys are ready (or as long after the start for who has none)."""
+def recovery(launcher: list[str], *, again: bool = False, number: int = signal.SIGKILL, **options: object) -> float:
+    """A signal to rank 1, once standbys are ready (or as long after the start for who has none)."""
     with Run(launcher, "all_reduce.py", **options) as run:  # type: ignore[arg-type]
         _, pids = run.first_all_reduce(0)
         if launcher is OURS and "--no-standby" not in run.flags:
             run.standbys_ready()
         time.sleep(1.0)
-        killed = kill(pids[1])
+        killed = kill(pids[1], number)
         done, pids = run.first_all_reduce(1)
         if again:
             time.sleep(0.5)
@@ -209,7 +209,13 @@ CASES = [
         "at most 0.1x",
     ),
     Case(
-        "the same, killed again 0.5 s later (cold standbys)",
+        "one of 2 workers raises an exception, to the next all_reduce",
+        lambda: recovery(OURS, number=signal.SIGUSR1),
+        lambda: recovery(THEIRS, number=signal.SIGUSR1),
+        "at most 0.1x",
+    ),
+    Case(
+        "kill -9, again 0.5 s later (cold standbys)",
         lambda: recovery(OURS, again=True),
         lambda: recovery(THEIRS, again=True),
         "reported",

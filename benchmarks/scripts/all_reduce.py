@@ -1,6 +1,7 @@
-"""Joins the group, does one all_reduce, writes when it was done, and goes on until told to stop."""
+"""Joins the group, does one all_reduce, writes when it was done, and goes on until told to stop, or to fail."""
 
 import os
+import signal
 import time
 
 if os.environ.get("BENCH_IMPORTS"):
@@ -10,6 +11,12 @@ if os.environ.get("BENCH_IMPORTS"):
 import torch
 import torch.distributed as dist
 
+
+def fail(*_: object) -> None:
+    raise RuntimeError("told to")
+
+
+signal.signal(signal.SIGUSR1, fail)
 dist.init_process_group("gloo")
 value = torch.ones(1)
 dist.all_reduce(value)

@@ -1,0 +1,220 @@
+"""A folder of checkpoints on a file system: drafts become checkpoints by one rename, and only then exist.
+
+    <root>/step-000000002000-gen-000003/           a checkpoint: files, and manifest.json, which was written last
+    <root>/.step-...-gen-....<token>.elastic-tmp/  a draft, which ranks fill together
+    <root>/step-....broken/                        one that did not verify, kept for people to look at
+
+Files and folders get the mode that the umask leaves. Nothing of an existing checkpoint is ever written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Region
+from elastic_adapter.core.checkpoint.hashing import hash_file, verify_file, verify_sample
+from elastic_adapter.core.checkpoint.manifest import (
+    MANIFEST,
+    MD5_SUMS,
+    BadManifest,
+    FileEntry,
+    Manifest,
+    folder_name,
+    is_temporary,
+    manifest_from_bytes,
+    manifest_to_bytes,
+    md5_lines,
+    newest_first,
+    obsolete,
+    quarantine_name,
+    temporary_name,
+)
+
+# Of the tensors of each file, so many are read back in a sample.
+_SHARE = 0.05
+VERIFY = ("off", "sample", "full")
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that exists: complete, and as good as its manifest says, if that is still true of its files."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.manifest.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A folder that is called like a checkpoint, and can't be one."""
+
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is being written. All ranks of a generation write into the same folder."""
+
+    root: Path
+    step: int
+    generation: int
+    path: Path
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[BinaryIO]:
+        """A file to write, which has reached the disk at the end of the block."""
+        with open(self.path / name, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, manifest: Manifest, *, md5: bool = False) -> Path:
+        """Make it a checkpoint. Whoever is killed before the last rename has not saved; after it, all is on disk."""
+        if md5:
+            names = [file.name for file in manifest.files]
+            sums = {name: hash_file(str(self.path / name), "md5") for name in names}
+            _write(self.path / MD5_SUMS, md5_lines(sums).encode())
+        _write(self.path / MANIFEST, manifest_to_bytes(manifest))
+        _sync_folder(self.path)
+        place = self.root / folder_name(self.step, self.generation)
+        try:
+            os.rename(self.path, place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # The same step of the same generation was saved before: that one stays as it is.
+            self.discard()
+        _sync_folder(self.root)
+        return place
+
+    def discard(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Store:
+    """The checkpoints below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def draft(self, step: int, generation: int, token: str) -> Draft:
+        """Begin a checkpoint, or join those who have; ``token`` is the same for all who write it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        path = self.root / temporary_name(folder_name(step, generation), token)
+        path.mkdir(exist_ok=True)
+        return Draft(self.root, step, generation, path)
+
+    def sweep(self, keep: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
+        """Remove drafts that nobody finishes any more."""
+        stale = tuple(name for name in self._names() if is_temporary(name) and not keep(name))
+        for name in stale:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        return stale
+
+    def newest_first(self) -> Iterator[Checkpoint | Broken]:
+        """What is here; each is looked at when it is asked for."""
+        for name in newest_first(self._names()):
+            yield self.look(name)
+
+    def look(self, name: str) -> Checkpoint | Broken:
+        path = self.root / name
+        try:
+            manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
+        except (OSError, BadManifest) as error:
+            return Broken(path, _why(error))
+        if folder_name(manifest.step, manifest.generation) != name:
+            return Broken(path, f"its manifest is of step {manifest.step}, generation {manifest.generation}")
+        return Checkpoint(path, manifest)
+
+    def trouble(
+        self, checkpoint: Checkpoint, *, how: str = "full", stored: bool = False, progress: Progress | None = None
+    ) -> str:
+        """What is wrong with its files; empty: nothing that was looked for."""
+        manifest = checkpoint.manifest
+        for file in manifest.files if how != "off" else ():
+            path, expected = str(checkpoint.path / file.name), Expected(file.size, file.hash, manifest.algorithm)
+            try:
+                if how == "sample":
+                    verify_sample(path, expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
+                else:
+                    verify_file(path, expected, stored=stored, progress=progress)
+            except (OSError, Damaged) as error:
+                return _why(error)
+        return ""
+
+    def quarantine(self, path: Path) -> Path:
+        """Put a broken one out of the way; it is not deleted, because somebody may want to know."""
+        place = path.with_name(quarantine_name(path.name, set(self._names())))
+        os.rename(path, place)
+        _sync_folder(self.root)
+        return place
+
+    def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
+        """Delete what need not be kept. Each is put out of sight first, so that none is ever half deleted."""
+        complete = [each.name for each in self.newest_first() if isinstance(each, Checkpoint)]
+        gone = obsolete(complete, keep_last, keep_every)
+        for name in gone:
+            hidden = self.root / temporary_name(name, "pruned")
+            with contextlib.suppress(OSError):
+                os.rename(self.root / name, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+        return gone
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.root)
+        except FileNotFoundError:
+            return []
+
+
+def regions(file: FileEntry) -> tuple[Region, ...]:
+    return tuple(
+        Region(each.name, each.dtype, each.shape, each.offset, each.nbytes, each.hash) for each in file.tensors
+    )
+
+
+def merged(parts: Iterable[Manifest]) -> Manifest:
+    """One manifest of what each rank wrote: the first one's facts, and everybody's files."""
+    first, *others = parts
+    files = (*first.files, *(file for part in others for file in part.files))
+    values = {name: getattr(first, name) for name in Manifest.__slots__ if name != "files"}
+    return Manifest(**values, files=files)
+
+
+def _write(path: Path, data: bytes) -> None:
+    hidden = path.with_name(temporary_name(path.name, "new"))
+    with open(hidden, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(hidden, path)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
