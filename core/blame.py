@@ -26,12 +26,16 @@ _LISTED = 16
 _LONGEST_WORDS = 200
 
 
+# How much a failure looks like the consequence of another, at most: by its own words.
+COMPLAINS = 2
+
+
 def follows(exit: WorkerExit) -> int:
     """How much a failure looks like the consequence of another: 0 not at all, 2 by its own words."""
     if exit.signal is not None:
         return 1 if exit.signal in (SIGABRT, SIGTERM) else 0
     said = [exit.error] if exit.error else [line for line in exit.detail.splitlines() if line.strip()]
-    return 2 if _PEER_IS_GONE.search("\n".join(said[-_LAST_LINES:])) else 0
+    return COMPLAINS if _PEER_IS_GONE.search("\n".join(said[-_LAST_LINES:])) else 0
 
 
 def by_cause(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:

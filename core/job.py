@@ -12,7 +12,7 @@ from dataclasses import replace
 from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from typing import TypeAlias
 
-from elastic_adapter.core.blame import Inquest, by_cause, follows, listed
+from elastic_adapter.core.blame import COMPLAINS, Inquest, by_cause, follows, listed
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     Command,
@@ -489,10 +489,10 @@ def _judge(job: Job, phase: Running, now: float) -> Step:
 def _may_be_collateral(job: Job, exits: tuple[WorkerExit, ...]) -> bool:
     """Whether a node that goes may explain them: its peers' errors, or a signal that was meant for the whole node.
 
-    On a single node only what looks like the consequence of another failure waits for that.
+    On a single node only who complains of a lost peer waits for the cause of that.
     """
     if job.world is None or len(job.world.nodes) == 1:
-        return follows(exits[0]) > 0
+        return follows(exits[0]) == COMPLAINS
     return all(exit.signal not in _CRASHES for exit in exits)
 
 
