@@ -46,6 +46,7 @@ EDGE = {
     *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
     *("waiting", "frames", "descent", "etcd", "registry", "lease", "probe", "session", "notices", "embedded"),
     *("oom", "chronicle", "progress", "dump", "health", "witness"),
+    *("checkpoint.files", "checkpoint.hashing", "checkpoint.store", "checkpoint.staging"),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.

@@ -1,0 +1,154 @@
+"""Memory that a worker copies its state into and that outlives it: plain files in /dev/shm, mapped by both sides.
+
+    page 0     magic, mark, step, generation, bytes of the order, bytes of the data, checksum of these numbers
+    page 1 ..  the order: what is to be made of the data (JSON), then the data, which begins at a page of its own
+
+The mark is written last, and by one side at a time: the worker turns EMPTY into FILLING into FULL, whoever saves turns
+FULL into SAVING into EMPTY. Who is killed while it fills leaves FILLING behind, which nobody takes for a state.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_adapter.core.errors import ElasticError
+
+EMPTY, FILLING, FULL, SAVING = range(4)
+_PAGE = mmap.PAGESIZE
+_MAGIC = 0x656C61737469_6331
+_HEAD = struct.Struct("=QQ")
+_FACTS = struct.Struct("=qqQQ")
+_SUM = struct.Struct("=I")
+_MARK = slice(8, 16)
+# In how large pieces a buffer is touched when it is made: somebody may want to do something else in between.
+_PIECE = 64 << 20
+
+
+class NoRoom(ElasticError):
+    """There is not enough shared memory for a copy of the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a full buffer holds."""
+
+    step: int
+    generation: int
+    order: bytes
+    data: memoryview
+
+
+class StagingBuffer:
+    """One copy of one worker's state."""
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self.path = path
+        self._memory = memory
+        self._view = memoryview(memory)
+
+    @classmethod
+    def create(cls, path: Path, nbytes: int, between: Callable[[], None] = lambda: None) -> StagingBuffer:
+        """Make one with room for so many bytes, order included; every page of it is touched. Raises NoRoom."""
+        size = _PAGE + -(-nbytes // _PAGE) * _PAGE + _PAGE
+        if size > (room := _room(path.parent)):
+            raise NoRoom(f"{path.parent} has room for {room >> 20} MiB, and {size >> 20} MiB are needed")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Reserved, not only promised: a page that can't be had later would be the end of whoever touches it.
+            for at in range(0, size, _PIECE):
+                os.posix_fallocate(fd, at, min(_PIECE, size - at))
+                between()
+            memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            path.unlink()
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise NoRoom(f"{path.parent} has no room for {size >> 20} MiB after all: {error.strerror}") from error
+            raise
+        finally:
+            os.close(fd)
+        made = cls(path, memory)
+        made._view[: _HEAD.size] = _HEAD.pack(_MAGIC, EMPTY)
+        return made
+
+    @classmethod
+    def open(cls, path: Path) -> StagingBuffer:
+        """One that a worker made. Raises OSError, or ValueError where it is none."""
+        with open(path, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        found = cls(path, memory)
+        if len(memory) < 2 * _PAGE or _HEAD.unpack_from(memory)[0] != _MAGIC:
+            found.close()
+            raise ValueError(f"{path} is no buffer of a checkpoint")
+        return found
+
+    @property
+    def capacity(self) -> int:
+        """How many bytes of order and data it takes."""
+        return len(self._memory) - 2 * _PAGE
+
+    @property
+    def mark(self) -> int:
+        return int.from_bytes(self._view[_MARK], sys.byteorder)
+
+    def fill(self, step: int, generation: int, order: bytes, nbytes: int, copy: Callable[[memoryview], None]) -> bool:
+        """Let ``copy`` write the data, then mark it as full; False: what it held before is not saved yet."""
+        if self.mark not in (EMPTY, FILLING):
+            return False
+        begin = _PAGE + -(-len(order) // _PAGE) * _PAGE
+        if begin + nbytes > len(self._memory):
+            raise NoRoom(f"a state of {nbytes} bytes does not fit into the {self.capacity} of {self.path}")
+        self._set(FILLING)
+        self._view[_PAGE : _PAGE + len(order)] = order
+        copy(self._view[begin : begin + nbytes])
+        facts = _FACTS.pack(step, generation, len(order), nbytes)
+        self._view[16 : 16 + _FACTS.size] = facts
+        self._view[16 + _FACTS.size : 16 + _FACTS.size + _SUM.size] = _SUM.pack(zlib.crc32(facts + order))
+        self._set(FULL)
+        return True
+
+    def take(self) -> Held | None:
+        """What it holds, for who saves it; None: nothing whole. Somebody who was killed while saving does not count."""
+        if self.mark not in (FULL, SAVING):
+            return None
+        facts = bytes(self._view[16 : 16 + _FACTS.size])
+        step, generation, order_size, nbytes = _FACTS.unpack(facts)
+        begin = _PAGE + -(-order_size // _PAGE) * _PAGE
+        if begin + nbytes > len(self._memory):
+            return None
+        order = bytes(self._view[_PAGE : _PAGE + order_size])
+        if _SUM.unpack_from(self._view, 16 + _FACTS.size)[0] != zlib.crc32(facts + order):
+            return None
+        self._set(SAVING)
+        return Held(step, generation, order, self._view[begin : begin + nbytes])
+
+    def release(self) -> None:
+        """It is saved, or will never be: it may be filled again."""
+        self._set(EMPTY)
+
+    def close(self) -> None:
+        self._view.release()
+        self._memory.close()
+
+    def _set(self, mark: int) -> None:
+        self._view[_MARK] = mark.to_bytes(8, sys.byteorder)
+
+
+def _room(folder: Path) -> int:
+    """How much may be taken: what the file system has, and what the machine can do without, less a tenth.
+
+    A file system in memory may promise more than there is. Whoever takes that is killed, or others are.
+    """
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = min(free, int(line.split()[1]) * 1024 * 9 // 10)
+    return free

@@ -1,0 +1,127 @@
+"""Shared memory that outlives the worker that filled it: what is in it is whole, or nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elastic_adapter.core.checkpoint.staging import EMPTY, FILLING, FULL, SAVING, NoRoom, StagingBuffer
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path():
+    path = Path("/dev/shm") / f"elastic-test-{os.getpid()}-{time.monotonic_ns()}"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def copier(data):
+    def copy(into):
+        into[:] = data
+
+    return copy
+
+
+def test_what_is_filled_can_be_taken(path):
+    """By another mapping of the same file, once; then it can be filled again."""
+    data = random.Random(1).randbytes(3 * MIB + 5)
+    worker = StagingBuffer.create(path, 4 * MIB)
+    assert (worker.mark, worker.take()) == (EMPTY, None)
+    assert worker.fill(7, 2, b'{"files": []}', len(data), copier(data))
+    saver = StagingBuffer.open(path)
+    held = saver.take()
+    assert (held.step, held.generation, held.order, bytes(held.data)) == (7, 2, b'{"files": []}', data)
+    assert worker.mark == SAVING
+    assert not worker.fill(8, 2, b"", 1, copier(b"x"))
+    saver.release()
+    assert worker.fill(8, 2, b"", 0, copier(b""))
+    assert (saver.take().step, worker.mark) == (8, SAVING)
+
+
+def test_a_saver_that_was_killed_is_followed_by_another(path):
+    """What it was about to save is still there."""
+    worker = StagingBuffer.create(path, MIB)
+    worker.fill(7, 2, b"order", 4, copier(b"data"))
+    assert StagingBuffer.open(path).take() is not None
+    assert bytes(StagingBuffer.open(path).take().data) == b"data"
+
+
+def test_a_copy_that_failed_is_nothing(path):
+    """And the buffer is as good as before."""
+    worker = StagingBuffer.create(path, MIB)
+
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        worker.fill(7, 2, b"order", 4, fail)
+    assert (worker.mark, worker.take()) == (FILLING, None)
+    assert worker.fill(8, 2, b"order", 4, copier(b"data"))
+    assert worker.mark == FULL
+
+
+def test_too_much(path):
+    """Neither the state nor the memory of the machine is large enough for that."""
+    worker = StagingBuffer.create(path, MIB)
+    with pytest.raises(NoRoom, match="does not fit"):
+        worker.fill(7, 2, b"", 2 * MIB, copier(b""))
+    assert worker.take() is None
+    other = path.with_name(path.name + "-large")
+    with pytest.raises(NoRoom, match="has room for .* MiB, and .* MiB are needed"):
+        StagingBuffer.create(other, 1 << 50)
+    assert not other.exists()
+
+
+def test_something_else(path):
+    """A file of somebody else's is not taken for a buffer."""
+    path.write_bytes(bytes(3 * 4096))
+    with pytest.raises(ValueError, match="is no buffer of a checkpoint"):
+        StagingBuffer.open(path)
+
+
+FILLER = """
+import sys
+from pathlib import Path
+from elastic_adapter.core.checkpoint.staging import StagingBuffer
+buffer = StagingBuffer.open(Path(sys.argv[1]))
+step = int(sys.argv[2])
+def copy(into):
+    for at in range(0, len(into), 4096):
+        into[at : at + 4096] = bytes([step % 251]) * len(into[at : at + 4096])
+print("up", flush=True)
+while True:
+    step += 1
+    buffer.release()
+    buffer.fill(step, 1, str(step).encode() * 99, 2 << 20, copy)
+"""
+
+
+def test_kill_9_while_it_is_filled(path):
+    """Whole, or nothing."""
+    rng = random.Random(20261116)
+    StagingBuffer.create(path, 3 * MIB).close()
+    step, found = 0, 0
+    for _ in range(int(os.environ.get("FAULTS", "100"))):
+        with subprocess.Popen([sys.executable, "-c", FILLER, str(path), str(step)], stdout=subprocess.PIPE) as filler:
+            filler.stdout.readline()
+            time.sleep(rng.random() * 0.02)
+            filler.send_signal(signal.SIGKILL)
+        buffer = StagingBuffer.open(path)
+        held = buffer.take()
+        if held is not None:
+            step = held.step
+            found += 1
+            assert held.order == str(step).encode() * 99
+            assert bytes(held.data) == bytes([step % 251]) * (2 << 20)
+            held.data.release()
+        buffer.close()
+    assert found
