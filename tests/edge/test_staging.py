@@ -89,7 +89,7 @@ def test_something_else(path):
 
 
 FILLER = """
-import sys
+import sys, time
 from pathlib import Path
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 buffer = StagingBuffer.open(Path(sys.argv[1]))
@@ -102,6 +102,7 @@ while True:
     step += 1
     buffer.release()
     buffer.fill(step, 1, str(step).encode() * 99, 2 << 20, copy)
+    time.sleep(0.002)
 """
 
 
