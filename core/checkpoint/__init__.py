@@ -1,0 +1,1 @@
+"""Checkpoints: what is the same for every framework."""
