@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -199,7 +200,8 @@ class Machine:
 
     def _import(self, module: str, name: str) -> None:
         # As pickle does for what Python 2 wrote, and protocol 2 still writes.
-        full = f"{'builtins' if module == '__builtin__' else module}.{name}"
+        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        full = f"{module}.{name}"
         if full not in self._grammar.names:
             raise Refused(self._source.path, full)
         self._stack.append(self._grammar.names[full])
