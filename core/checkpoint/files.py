@@ -108,5 +108,5 @@ class Skeleton:
 def memory(address: int, nbytes: int) -> memoryview:
     """The bytes at an address of this process, to be read and written. The caller keeps their owner alive."""
     if nbytes == 0:
-        return memoryview(b"")
+        return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")

@@ -32,16 +32,20 @@ def skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
     These are the memory of the state itself, on whatever device it is: nothing is copied here. Refused, if the state
     holds what torch.load(weights_only=True) would not load.
     """
+    try:
+        return _skeleton(torch, state)
+    except Refused as refused:
+        where = culprit(state, lambda child: _skeleton(torch, child))
+        raise Refused(where, refused.wanted) from None
+
+
+def _skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
     parts = _Parts(torch)
     text = parts.pickled(state)
     if parts.cut():
         # Where the parts begin is known only now.
         text = parts.pickled(state)
-    try:
-        parse_torch("the state", text)
-    except Refused as refused:
-        where = culprit(state, lambda child: parse_torch("the state", _Parts(torch).pickled(child)))
-        raise Refused(where, refused.wanted) from None
+    parse_torch("the state", text)
     sources = [part.bytes(torch) for part in parts.by_storage.values()]
     return Skeleton(text, tuple(Hole(len(text), source.numel()) for source in sources)), sources
 
