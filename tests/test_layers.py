@@ -46,7 +46,9 @@ EDGE = {
     *("memory", "wire", "server", "client", "processes", "output", "workers", "reservation", "readiness", "standby"),
     *("waiting", "frames", "descent", "etcd", "registry", "lease", "probe", "session", "notices", "embedded"),
     *("oom", "chronicle", "progress", "dump", "health", "witness"),
-    *("checkpoint.files", "checkpoint.hashing", "checkpoint.store", "checkpoint.staging"),
+    *("checkpoint.files", "checkpoint.hashing", "checkpoint.transfer", "checkpoint.sources", "checkpoint.pickles"),
+    *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
+    *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging"),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.

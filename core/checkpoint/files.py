@@ -1,4 +1,4 @@
-"""What the files of a checkpoint have in common: where a tensor's bytes lie in them, and what can be wrong with them."""
+"""What the files of all checkpoints have in common: where a tensor's bytes lie, and what can be wrong with them."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ class Skeleton:
 def memory(address: int, nbytes: int) -> memoryview:
     """The bytes at an address of this process, to be read and written. The caller keeps their owner alive."""
     if nbytes == 0:
-        return memoryview(b"")
+        return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")

@@ -1,8 +1,8 @@
 """Checksums of buffers and files, and the comparison of a file with the checksum that was noted.
 
-A file that was just written can be read back from the storage instead of from memory: past the page cache where the file
-system allows that (O_DIRECT), else after the kernel was asked to forget the pages. A file system in memory has no other
-place to read from, and the kernel may keep pages that are in use: there it is the same as reading the cache.
+A file that was just written can be read back from the storage instead of from memory: past the page cache where the
+file system allows that (O_DIRECT), else after the kernel was asked to forget the pages. A file system in memory has no
+other place to read from, and the kernel may keep pages that are in use: there it is the same as reading the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mmap
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import Protocol
 
 import xxhash
@@ -66,12 +66,7 @@ class Reader:
         self._buffer = mmap.mmap(-1, _DIRECT_CHUNK if self._direct else CHUNK)
         self.size = os.fstat(self._fd).st_size
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         os.close(self._fd)
 
     def chunks(self, offset: int, nbytes: int) -> Iterator[memoryview]:
@@ -122,7 +117,7 @@ class Reader:
 
 def hash_file(path: str, algorithm: str, *, stored: bool = False, progress: Callable[[int], None] | None = None) -> str:
     """The checksum of a whole file; progress is told the bytes of each step."""
-    with Reader(path, stored=stored) as reader:
+    with closing(Reader(path, stored=stored)) as reader:
         return _hash(reader, 0, reader.size, algorithm, progress)
 
 
@@ -130,7 +125,7 @@ def verify_file(
     path: str, expected: Expected, *, stored: bool = True, progress: Callable[[int], None] | None = None
 ) -> None:
     """Damaged, when size or checksum are not the expected ones."""
-    with Reader(path, stored=stored) as reader:
+    with closing(Reader(path, stored=stored)) as reader:
         check_size(path, reader.size, expected.size)
         found = _hash(reader, 0, expected.size, expected.algorithm, progress)
     check_hash(path, found, expected)
@@ -145,7 +140,7 @@ def verify_sample(
     """
     hashed = [region for region in regions if region.hash is not None]
     chosen = random.Random(seed).sample(hashed, min(len(hashed), max(1, round(len(hashed) * share))))  # noqa: S311
-    with Reader(path, stored=stored) as reader:
+    with closing(Reader(path, stored=stored)) as reader:
         check_size(path, reader.size, expected.size)
         for region in sorted(chosen, key=lambda region: region.offset):
             if _hash(reader, region.offset, region.nbytes, expected.algorithm, None) != region.hash:

@@ -76,7 +76,7 @@ def test_too_much(path):
         worker.fill(7, 2, b"", 2 * MIB, copier(b""))
     assert worker.take() is None
     other = path.with_name(path.name + "-large")
-    with pytest.raises(NoRoom, match="has room for .* MiB, and .* MiB are needed"):
+    with pytest.raises(NoRoom, match=r"has room for .* MiB, and .* MiB are needed"):
         StagingBuffer.create(other, 1 << 50)
     assert not other.exists()
 

@@ -1,0 +1,246 @@
+"""Between torch's tensors and torch's files: the two ends of torchfile that run where torch is imported.
+
+torch is an argument everywhere, because nothing in the core imports it.
+
+Of a storage, only the part that the state's tensors use is kept: from the first byte that one of them uses to the last.
+``torch.save`` keeps all of it, so that a slice of a large buffer brings the whole buffer along. Bytes between two
+tensors, or between the rows of one, are kept: leaving them out would take a copy in the worker, or untie tensors that
+share memory.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
+from elastic_adapter.core.checkpoint.pickles import Constant
+from elastic_adapter.core.checkpoint.torchfile import TensorRef, TorchFile, parse_torch, read_torch
+from elastic_adapter.core.checkpoint.transfer import Target, read_into
+from elastic_adapter.core.checkpoint.trees import culprit, leaves, replace
+
+# Every part begins at a multiple of the largest element's size, so that offsets stay whole numbers of elements.
+_CUT = 16
+
+
+def skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
+    """The skeleton of a file of this state, and what belongs into its holes: one-dimensional uint8 tensors.
+
+    These are the memory of the state itself, on whatever device it is: nothing is copied here. Refused, if the state
+    holds what torch.load(weights_only=True) would not load.
+    """
+    try:
+        return _skeleton(torch, state)
+    except Refused as refused:
+        where = culprit(state, lambda child: _skeleton(torch, child))
+        raise Refused(where, refused.wanted) from None
+
+
+def _skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
+    parts = _Parts(torch)
+    text = parts.pickled(state)
+    if parts.cut():
+        # Where the parts begin is known only now.
+        text = parts.pickled(state)
+    parse_torch("the state", text)
+    sources = [part.bytes(torch) for part in parts.by_storage.values()]
+    return Skeleton(text, tuple(Hole(len(text), source.numel()) for source in sources)), sources
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """The part of one storage that goes into the file. The storage is kept alive: its address is its identity."""
+
+    storage: Any
+    type: Any
+    item_size: int
+    key: str
+    begin: int
+    end: int
+    # What tensors use of it, as far as they have been seen.
+    used_begin: int | None = None
+    used_end: int = 0
+
+    def use(self, begin: int, end: int) -> None:
+        begin = begin // _CUT * _CUT
+        self.used_begin = begin if self.used_begin is None else min(begin, self.used_begin)
+        self.used_end = max(end, self.used_end)
+
+    def bytes(self, torch: Any) -> Any:
+        whole = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
+        return whole[self.begin : self.end]
+
+
+class _Parts:
+    """The parts of all storages of a state, in the order in which they appear."""
+
+    def __init__(self, torch: Any) -> None:
+        self.by_storage: dict[int, _Part] = {}
+        self._torch = torch
+        self._rebuilds = torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3  # noqa: SLF001
+
+    def pickled(self, state: object) -> bytes:
+        """The pickle that torch makes of the state, in terms of the parts as they are known by now."""
+        parts, tensor_type = self, self._torch.Tensor
+
+        class Pickler(pickle.Pickler):
+            def reducer_override(self, value: Any) -> Any:
+                return parts.reduced(value) if isinstance(value, tensor_type) else NotImplemented
+
+            def persistent_id(self, value: Any) -> Any:
+                return parts.id(value)
+
+        written = io.BytesIO()
+        Pickler(written, protocol=2).dump(state)
+        return written.getvalue()
+
+    def cut(self) -> bool:
+        """Reduces the parts to what is used of them; whether that changed anything."""
+        changed = False
+        for part in self.by_storage.values():
+            assert part.used_begin is not None
+            changed |= (part.begin, part.end) != (part.used_begin, part.used_end)
+            part.begin, part.end = part.used_begin, part.used_end
+        return changed
+
+    def reduced(self, tensor: Any) -> Any:
+        """What torch makes of a tensor, with a part in the place of the storage."""
+        function, arguments, *rest = tensor.__reduce_ex__(2)
+        if function in self._rebuilds:
+            storage, offset, *others = arguments
+            part = self._part(storage)
+            size = tensor.element_size()
+            part.use(offset * size, (offset + _extent(tensor)) * size)
+            arguments = part, offset - part.begin // size, *others
+        return function, arguments, *rest
+
+    def id(self, value: Any) -> Any:
+        """What stands for a storage in the pickle, as torch.save has it."""
+        if isinstance(value, self._torch.storage.TypedStorage) or self._torch.is_storage(value):
+            value = self._part(value)
+            value.use(value.begin, value.end)
+        if not isinstance(value, _Part):
+            return None
+        location = self._torch.serialization.location_tag(value.storage)
+        return "storage", value.type, value.key, location, (value.end - value.begin) // value.item_size
+
+    def _part(self, storage: Any) -> _Part:
+        if isinstance(storage, self._torch.storage.TypedStorage):
+            untyped, item_size = storage._untyped_storage, storage.dtype.itemsize  # noqa: SLF001
+            kind = getattr(self._torch, storage._pickle_storage_type())  # noqa: SLF001
+        else:
+            untyped, item_size, kind = storage, 1, self._torch.UntypedStorage
+        end = untyped.nbytes() // item_size * item_size
+        part = _Part(untyped, kind, item_size, str(len(self.by_storage)), 0, end)
+        part = self.by_storage.setdefault(untyped._cdata, part)  # noqa: SLF001
+        if part.type is not kind:
+            raise Refused("the state", f"the same memory as {part.type.__name__} and as {kind.__name__}")
+        return part
+
+
+def _extent(tensor: Any) -> int:
+    """How many elements of the storage lie between the first and the last one of a tensor, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def load_torch(
+    torch: Any, path: str, *, into: Mapping[str, Any] | None = None, expected: Expected | None = None
+) -> Any:
+    """The state of a file. Tensors that ``into`` names are filled in place, and are part of the state.
+
+    All others are new, on the CPU, and tied as they were. With something expected, the whole file is checked on the
+    way; when Damaged is raised then, the tensors of ``into`` hold anything: fill them from another file before they are
+    used.
+    """
+    return _Loading(torch, read_torch(path), into or {}).run(expected)
+
+
+class _Loading:
+    def __init__(self, torch: Any, file: TorchFile, into: Mapping[str, Any]) -> None:
+        self._torch = torch
+        self._file = file
+        self._into = into
+        # The memory that each storage is read into, and the byte of it that the storage begins at.
+        self._homes: dict[str, tuple[Any, int]] = {}
+        self._sizes: dict[str, int] = {}
+        self._built: dict[int, Any] = {}
+
+    def run(self, expected: Expected | None) -> Any:
+        refs = [(name, ref) for name, ref in leaves(self._file.path, self._file.state) if isinstance(ref, TensorRef)]
+        mixed = _mixed(ref for _, ref in refs)
+        for name, ref in refs:
+            tensor = self._into.get(name)
+            if tensor is not None:
+                if tuple(tensor.shape) != ref.shape:
+                    raise Misfit(self._file.path, name, ref.shape, tuple(tensor.shape))
+                if ref.storage.key not in self._homes and ref.storage.key not in mixed and self._fits(tensor, ref):
+                    start = tensor.storage_offset() * tensor.element_size()
+                    self._homes[ref.storage.key] = tensor.untyped_storage(), start
+        for _, ref in refs:
+            self._sizes[ref.storage.key] = ref.storage.nbytes
+            if ref.storage.key not in self._homes:
+                self._homes[ref.storage.key] = self._torch.UntypedStorage(ref.storage.nbytes), 0
+        read_into(self._file.path, [self._target(key) for key in self._homes], expected)
+        with self._torch.no_grad():
+            return replace(self._file.state, self._value)
+
+    def _fits(self, tensor: Any, ref: TensorRef) -> bool:
+        """Whether the bytes of the storage are those of the tensor, and can be put there directly."""
+        torch = self._torch
+        return (
+            ref.fills_storage
+            and not (ref.conj or ref.neg)
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and tensor.dtype == getattr(torch, ref.dtype)
+            and tensor.is_contiguous()
+            and not (tensor.is_conj() or tensor.is_neg())
+        )
+
+    def _target(self, key: str) -> Target:
+        record, (storage, start), size = self._file.storages[key], self._homes[key], self._sizes[key]
+        whole = record.crc32 if size == record.nbytes else None
+        return Target(record.offset, memory(storage.data_ptr() + start, size), whole)
+
+    def _value(self, name: str, value: Any) -> Any:
+        match value:
+            case TensorRef():
+                return self._placed(name, value) if name in self._into else self._tensor(value)
+            case Constant(name=constant, arguments=arguments):
+                found = getattr(self._torch, constant.removeprefix("torch."))
+                return found(*arguments) if arguments else found
+            case _:
+                return value
+
+    def _placed(self, name: str, ref: TensorRef) -> Any:
+        tensor = self._into[name]
+        storage, start = self._homes[ref.storage.key]
+        if not (self._fits(tensor, ref) and tensor.data_ptr() == storage.data_ptr() + start):
+            tensor.copy_(self._tensor(ref))
+        return tensor
+
+    def _tensor(self, ref: TensorRef) -> Any:
+        if id(ref) not in self._built:
+            storage, start = self._homes[ref.storage.key]
+            tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype))
+            tensor.set_(storage, start // tensor.element_size() + ref.offset, ref.shape, ref.stride)
+            if ref.conj:
+                tensor = tensor.conj()
+            if ref.neg:
+                tensor = self._torch._neg_view(tensor)  # noqa: SLF001
+            if ref.parameter:
+                tensor = self._torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
+            self._built[id(ref)] = tensor if ref.parameter else tensor.requires_grad_(ref.requires_grad)
+        return self._built[id(ref)]
+
+
+def _mixed(refs: Iterable[TensorRef]) -> set[str]:
+    """Storages that hold tensors of several types: these can't lie at any other offset than their own."""
+    types: dict[str, str] = {}
+    return {ref.storage.key for ref in refs if types.setdefault(ref.storage.key, ref.dtype) != ref.dtype}
