@@ -225,8 +225,10 @@ class Agent:
             case Wait(reason=reason):
                 log.info("waiting: %s", reason)
             case Explain(verdict=verdict):
-                self._verdicts.append(verdict)
-                log.warning("%s", explain(verdict))
+                # Who leads now may not know that it was told.
+                if all(verdict.generation != known.generation for known in self._verdicts):
+                    self._verdicts.append(verdict)
+                    log.warning("%s", explain(verdict))
             case Dump(generation=generation):
                 if generation == self._running:
                     self._hung = generation

@@ -71,6 +71,11 @@ class Inquest:
         known = exit.ok or any(each.rank == exit.rank for each in self.exits)
         return self if known else replace(self, exits=(*self.exits, exit))
 
+    @property
+    def brief(self) -> Inquest:
+        """As it is written down: however many failed, it has to fit into a record."""
+        return replace(self, exits=(self.exits[0], *listed(self.exits[1:])[0]))
+
     def verdict(self) -> Verdict:
         # Who holds up a generation that hangs was found out by other means.
         first, *rest = self.exits if self.exits[0].hang else by_cause(self.exits)

@@ -229,6 +229,7 @@ def _run(channel: int, mode: str, target: str, args: list[str]) -> None:
         namespace["__annotations__"] = {}
     sys.modules["__main__"] = module
     pid = os.getpid()
+    _own_progress_page(pid)
     try:
         _execute(mode, target, namespace)
     except SystemExit:
@@ -239,6 +240,18 @@ def _run(channel: int, mode: str, target: str, args: list[str]) -> None:
             _report(channel, error)
         _hide_from_traceback()
         raise
+
+
+def _own_progress_page(pid: int) -> None:
+    """Only this process tells of progress, not a child of it that does so first. (See core/worker.py.)"""
+    import struct
+
+    try:
+        page = os.open(os.environ["ELASTIC_PROGRESS"], os.O_WRONLY)
+        os.pwrite(page, struct.pack("qqqq", int(os.environ["ELASTIC_GENERATION"]), 0, 0, pid), 0)
+        os.close(page)
+    except (OSError, KeyError, ValueError):
+        return
 
 
 def _execute(mode: str, target: str, namespace: dict[str, object]) -> None:

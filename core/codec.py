@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastic_adapter.core.blame import Inquest
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.model import (
     CheckpointRef,
@@ -79,6 +80,7 @@ def record_to_bytes(record: Record) -> bytes:
             "outcome": None if record.outcome is None else _outcome_to_json(record.outcome),
             "finished": sorted(record.finished),
             "ended_at": record.ended_at,
+            "inquest": None if record.inquest is None else asdict(record.inquest),
         }
     )
 
@@ -92,6 +94,7 @@ def record_from_bytes(data: bytes) -> Record:
         finished=frozenset(values["finished"]),
         ended_at=values["ended_at"],
         clock=values.get("clock"),
+        inquest=_inquest_from_json(values.get("inquest")),
     )
 
 
@@ -116,6 +119,12 @@ def _history_from_json(values: dict[str, Any]) -> History:
     failures = (Failure(**each) for each in values.get("failures", ()))
     excluded = (Exclusion(**each) for each in values.get("excluded", ()))
     return History(tuple(values["charged"]), tuple(failures), tuple(excluded))
+
+
+def _inquest_from_json(values: dict[str, Any] | None) -> Inquest | None:
+    if values is None:
+        return None
+    return Inquest(**{**values, "exits": tuple(WorkerExit(**each) for each in values["exits"])})
 
 
 def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:

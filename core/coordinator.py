@@ -251,10 +251,10 @@ class Coordinator:
 
     async def _perform(self, command: Command) -> None:
         match command:
-            case Commit(world=world, history=history):
-                await self._commit(Record(world, history, clock=self._clock))
-            case Keep(finished=finished, history=history):
-                record = replace(self._record, finished=finished, history=history, clock=self._clock)
+            case Commit(world=world, history=history, inquest=inquest):
+                await self._commit(Record(world, history, clock=self._clock, inquest=inquest))
+            case Keep(finished=finished, history=history, inquest=inquest):
+                record = replace(self._record, finished=finished, history=history, clock=self._clock, inquest=inquest)
                 with contextlib.suppress(OutOfReach):
                     await self._registry.commit(self.epoch, record)
                     self._record = record

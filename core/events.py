@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elastic_adapter.core.blame import Inquest
 from elastic_adapter.core.model import Directive, Mark, Member, Outcome, StackReport, WorkerExit, World
 from elastic_adapter.core.restart import History
 
@@ -173,6 +174,8 @@ class Commit:
 
     world: World
     history: History
+    # What is still to be told of the generation before, should somebody else lead when it is time to.
+    inquest: Inquest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,7 @@ class Keep:
 
     finished: frozenset[int]
     history: History
+    inquest: Inquest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ class Pulse:
 
     def with_marks(self, told: Mapping[int, Mark], now: float) -> Pulse:
         known = dict(self.marks)
-        if all(known.get(rank, Mark()).count >= mark.count for rank, mark in told.items()):
+        # A count that falls is of another process in the worker's place: it gets on, too.
+        if all(known.get(rank, Mark()).count == mark.count for rank, mark in told.items()):
             return self
         return replace(self, moved_at=now, marks=tuple(sorted({**known, **told}.items())))
 
@@ -81,8 +82,11 @@ def convict(
     marks, stacks = dict(pulse.marks), {each.rank: each for each in hang.stacks}
     ranks = [rank for placement in world.placements for rank in _ranks(placement) if rank not in finished]
 
+    most = max((mark.count for mark in marks.values()), default=0)
+
     def suspicion(rank: int) -> tuple[int, bool, int]:
-        return marks.get(rank, Mark()).count, bool(stacks.get(rank, _UNSEEN).waits), rank
+        # Who never told of a step, beside others who do, is not known to be behind.
+        return marks.get(rank, Mark()).count or most, bool(stacks.get(rank, _UNSEEN).waits), rank
 
     ranks.sort(key=suspicion)
     first, rest = ranks[0], ranks[1:]

@@ -26,7 +26,7 @@ class HealthCheck:
         self._node = node
 
     async def run(self) -> str:
-        """Why this node is not fit, in one line; empty: it is."""
+        """Why this node is not fit, in one line; empty: it is. The command is not told: it may hold a secret."""
         try:
             process = await self._guard.spawn(Spawn(("/bin/sh", "-c", self._command), {"ELASTIC_NODE": self._node}))
         except (SpawnFailed, GuardLost) as error:
@@ -39,14 +39,14 @@ class HealthCheck:
         except asyncio.TimeoutError:
             self._guard.signal(process, signal.SIGKILL)
             await process.exited
-            return f"{self._command!r} did not end within {self._within_s:g} s (--health-check-timeout)"
+            return f"it did not end within {self._within_s:g} s (--health-check-timeout)"
         finally:
             process.channel.close()
         if exit.code == 0:
             return ""
         how = f"exited with code {exit.code}" if exit.signal is None else f"was killed by {signal_name(exit.signal)}"
         words = await self._last_words(streams)
-        return f"{self._command!r} {how}{f': {words}' if words else ''}"
+        return f"it {how}{f': {words}' if words else ''}"
 
     async def _last_words(self, streams: list[Stream]) -> str:
         """The last line that it wrote, to stderr if there is one."""

@@ -64,6 +64,7 @@ from elastic_adapter.core.model import (
 )
 from elastic_adapter.core.restart import Action, GiveUp, Ignore, Restart, decide, failure_of
 from elastic_adapter.core.state import (
+    STORY_S,
     Draining,
     Finished,
     Gathering,
@@ -90,8 +91,6 @@ from elastic_adapter.core.world import plan, seating
 _CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
 # How often a job that holds, or waits for nodes, says so.
 _REMIND_S = 60.0
-# How long after a generation was replaced the story of its end may still be added to: nobody waits for it.
-_STORY_S = 1.0
 # How long the stacks of a world that hangs are waited for.
 _STACKS_S = 10.0
 _MUTE = (
@@ -444,7 +443,7 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
             job = replace(job, phase=replace(phase, finished=finished))
             done = exit.rank not in phase.finished and is_complete(job, exit.node)
             # A node that has done its part may go, whoever leads then.
-            return job, (Keep(finished, job.history),) if done else ()
+            return job, (_keep(job),) if done else ()
         case Running() as phase if all(exit.rank != each.rank for each in phase.exits):
             judge_at = phase.judge_at if phase.judge_at is not None else now + job.config.blame_s
             phase = replace(phase, exits=(*phase.exits, exit), judge_at=judge_at)
@@ -522,15 +521,14 @@ def _start_again(job: Job, restart: Restart, exits: tuple[WorkerExit, ...], now:
     check = restart.check and job.member(first.node) is not None
     checking = job.checking | {first.node} if check else job.checking
     # Who hangs may go on, where nobody can tell it to stop: that is no proof.
-    job = replace(job, history=history, broken=job.broken or not first.hang, checking=checking)
+    left = policy.max_restarts - history.spent(policy, now)
+    until = now if first.hang else now + STORY_S
+    inquest = Inquest(first.generation, exits, restart.reason, left, until)
+    job = replace(job, history=history, broken=job.broken or not first.hang, checking=checking, inquest=inquest)
     after, commands = _replace_world(job, restart.reason, now, restart.delay_s)
     if first.node in after.checking and check:
         commands = (*commands, Send(first.node, Check(f"{restart.reason}; its health is checked")))
-    if isinstance(after.phase, Finished):
-        return after, (*told, *commands)
-    left = policy.max_restarts - history.spent(policy, now)
-    until = now if first.hang else now + _STORY_S
-    return replace(after, inquest=Inquest(first.generation, exits, restart.reason, left, until)), (*told, *commands)
+    return after, (*told, *commands)
 
 
 def _explain(job: Job) -> Step:
@@ -543,8 +541,11 @@ def _explain(job: Job) -> Step:
     if verdict.first != decided and failures and (failures[-1].rank, failures[-1].node) == (decided.rank, decided.node):
         failure = failure_of(job.config.policy, verdict.first, failures[-1].at)
         job = replace(job, history=job.history.corrected(failure))
-        commands = (Keep(finished_ranks(job), job.history), *commands)
     return job, commands
+
+
+def _keep(job: Job) -> Keep:
+    return Keep(finished_ranks(job), job.history, None if job.inquest is None else job.inquest.brief)
 
 
 def _told_of_workers(job: Job, event: NodeProgressed | StacksDumped, now: float) -> Step:
@@ -605,7 +606,7 @@ def _cleared(job: Job, node: str, now: float) -> Step:
     """Nothing is held against this node any more."""
     member, history = job.member(node), job.history.clear(node)
     job = replace(job, history=history)
-    keep = Keep(finished_ranks(job), history)
+    keep = _keep(job)
     reason = f"node {node} is cleared: nothing is held against it any more"
     if member is None:
         return job, (keep, Tell(reason))
@@ -658,6 +659,7 @@ def _stopped(job: Job, event: NodeStopped, now: float) -> Step:
 def _time_passed(job: Job, now: float) -> Step:
     if job.inquest is not None and now >= job.inquest.until:
         job, told = _explain(job)
+        told = (*told, _keep(job))
         after, commands = _time_passed(job, now)
         return after, (*told, *commands)
     when = deadline(job)
@@ -792,7 +794,7 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
         taken=(*job.taken, (world.generation, world.master))[-_PORTS_KEPT:],
     )
     return job, (
-        Commit(world, job.history),
+        Commit(world, job.history, None if job.inquest is None else job.inquest.brief),
         Tell(
             f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}",
             "world",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+from elastic_adapter.core.blame import Inquest
 from elastic_adapter.core.model import Failed, Outcome, Seat, World
 from elastic_adapter.core.restart import History
 
@@ -32,6 +33,8 @@ class Record:
     ended_at: float | None = None
     # What to add to the writer's clock for the wall clock: the next leader's clock begins elsewhere.
     clock: float | None = None
+    # Why the generation before failed, as long as that is still to be told.
+    inquest: Inquest | None = None
 
     def on_clock(self, clock: float) -> Record:
         """The same, with times by another clock, of which this is what to add to it for the wall clock."""

@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-# The generation, how often progress was told, the last step: as core.worker writes them.
-_PAGE = struct.Struct("qqq")
+# The generation, how often progress was told, the last step, who tells: as core.worker writes them.
+_PAGE = struct.Struct("qqqq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ProgressPages:
     def read(self, local_rank: int, generation: int) -> Progress | None:
         """How a worker of this generation got on; None: it told nothing."""
         try:
-            written, count, step = _PAGE.unpack((self.folder / f"progress.{local_rank}").read_bytes()[: _PAGE.size])
+            written, count, step, _ = _PAGE.unpack((self.folder / f"progress.{local_rank}").read_bytes()[: _PAGE.size])
         except (OSError, struct.error):
             return None
         return Progress(count, step) if written == generation and count else None

@@ -231,8 +231,8 @@ def decide(
     row = _row(policy, history, this) if rule is None else None
     if rule is None:
         hopeless = _hopeless(policy, exit) or _never_starts(policy, history, this)
-        if hopeless is None and row is not None and not _is_this_nodes(policy, history, this):
-            hopeless = row
+        if hopeless is None and row is not None and not _is_this_nodes(policy, row.failures):
+            hopeless = row.words
         if hopeless is not None:
             return GiveUp(f"{what}; {hopeless}")
     decision = _within_budget(policy, history, what, now, jitter)
@@ -269,28 +269,37 @@ def _never_starts(policy: RestartPolicy, history: History, this: Failure) -> str
     return f"the same failure {times} at the start, before any progress (--startup-failures)"
 
 
-def _row(policy: RestartPolicy, history: History, this: Failure) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Failures in a row that have something in common."""
+
+    failures: tuple[Failure, ...]
+    words: str
+
+
+def _row(policy: RestartPolicy, history: History, this: Failure) -> _Row | None:
     """What is the same in a row of failures that is as long as the user will have it."""
-    row = (*history.failures, this)[-policy.crash_loop :]
+    # What failed on a node that was excluded for it is dealt with.
+    known = (each for each in history.failures if each.node not in history.kept_out)
+    row = (*known, this)[-policy.crash_loop :]
     if not policy.crash_loop or len(row) < policy.crash_loop:
         return None
     places = ", ".join(dict.fromkeys(each.node for each in row))
     if all(each.rank == this.rank for each in row):
-        return f"rank {this.rank} failed {policy.crash_loop} times in a row, on {places} (--crash-loop)"
+        return _Row(row, f"rank {this.rank} failed {policy.crash_loop} times in a row, on {places} (--crash-loop)")
     if this.step is not None and all(each.step == this.step for each in row):
-        return f"{policy.crash_loop} failures in a row came after step {this.step}, on {places} (--crash-loop)"
+        words = f"{policy.crash_loop} failures in a row came after step {this.step}, on {places} (--crash-loop)"
+        return _Row(row, words)
     return None
 
 
-def _is_this_nodes(policy: RestartPolicy, history: History, this: Failure) -> bool:
+def _is_this_nodes(policy: RestartPolicy, row: tuple[Failure, ...]) -> bool:
     """Whether a row of failures is a matter of one node, which the user will rather do without."""
-    row = history.failures[-(policy.crash_loop - 1) :]
-    same = all(each.node == this.node for each in row)
-    return policy.crash_loop_excludes and same and this.node not in history.kept_out
+    return policy.crash_loop_excludes and len({each.node for each in row}) == 1
 
 
 def _with_blame(
-    restart: Restart, policy: RestartPolicy, history: History, this: Failure, *, rule: ExitRule | None, row: str | None
+    restart: Restart, policy: RestartPolicy, history: History, this: Failure, *, rule: ExitRule | None, row: _Row | None
 ) -> Restart:
     """The restart, with what becomes of the node on which the worker failed."""
     count = history.failed_on(this.node, policy, this.at) + 1
@@ -298,7 +307,7 @@ def _with_blame(
     if rule is not None and rule.action is Action.EXCLUDE:
         why = f"--on-exit {rule.text}"
     elif row is not None:
-        why = row
+        why = row.words
     elif policy.exclude_after and count >= policy.exclude_after:
         why = f"{count} failure{'s' if count > 1 else ''} on it (--exclude-node-after {policy.exclude_after})"
     exclusion = None if why is None or this.node in history.kept_out else Exclusion(this.node, why)

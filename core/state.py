@@ -19,6 +19,8 @@ from elastic_adapter.core.model import Endpoint, Member, Outcome, WorkerExit, Wo
 from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import History
 
+# How long after a generation was replaced the story of its end may still be added to: nobody waits for it.
+STORY_S = 1.0
 # Within this time an agent that is cut off for too long has ended its workers.
 KILL_S = 5.0
 # When a job that waits for nodes says so for the first time.
@@ -142,6 +144,8 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
         history=record.history,
         absent=frozenset(record.world.nodes),
         taken=((record.world.generation, record.world.master),),
+        # Those who are to be told come first.
+        inquest=None if record.inquest is None else replace(record.inquest, until=now + STORY_S),
     )
 
 

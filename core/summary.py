@@ -25,7 +25,7 @@ def summarize(outcome: Outcome, restarts: int) -> str:
             return f"job failed: {reason}{_after(restarts)}"
         case Failed(reason=reason, first=first) if first is not None:
             told = [f"job failed: {reason}", *_failure(first), *_consequences(first, outcome.others, outcome.more)]
-            return "\n".join([*told, f"  decision: {reason}{_left(outcome.restarts_left)}"])
+            return "\n".join([*told, _decision(first, reason, outcome.restarts_left)])
         case _:
             assert_never(outcome)  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ def explain(verdict: Verdict) -> str:
             f"generation {verdict.generation} failed:",
             *_failure(verdict.first),
             *_consequences(verdict.first, verdict.others, verdict.more),
-            f"  decision: {verdict.decision}{_left(verdict.restarts_left)}",
+            _decision(verdict.first, verdict.decision, verdict.restarts_left),
         ]
     )
 
@@ -77,10 +77,11 @@ def _after(restarts: int) -> str:
     return f" (after {restarts} restart{'s' if restarts != 1 else ''})" if restarts else ""
 
 
-def _left(restarts: int | None) -> str:
-    if restarts is None:
-        return ""
-    return f" ({restarts} restart{'s' if restarts != 1 else ''} left)"
+def _decision(first: WorkerExit, reason: str, restarts: int | None) -> str:
+    """What was decided, without repeating what it was decided upon."""
+    words = reason.removeprefix(f"rank {first.rank} on {first.node} {first.how}; ")
+    left = "" if restarts is None else f" ({restarts} restart{'s' if restarts != 1 else ''} left)"
+    return f"  decision: {words}{left}"
 
 
 def _time(at: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elastic_adapter.core.dump import Dump, Dumpable, StackDumper
 from elastic_adapter.core.model import StackReport
+from elastic_adapter.core.processes import BOOTSTRAP
 from elastic_adapter.core.stacks import Frame, parse, place, waits_for_others
 from elastic_adapter.core.workers import Worker
 
@@ -45,7 +46,8 @@ def _report(worker: Worker, dump: Dump) -> StackReport:
     stack = parse(dump.text)
     where, waits, words = "", "", dump.state or dump.source
     if stack is not None:
-        where, words = place(stack), "\n".join(map(_line, stack.frames[:_TOLD]))
+        frames = [frame for frame in stack.frames if frame.file != BOOTSTRAP]
+        where, words = place(stack), "\n".join(map(_line, frames[:_TOLD]))
         # Whoever is stopped waits for nobody, whatever it was about to wait for.
         where, waits = (f"{where}: {dump.state}", "") if dump.state else (where, waits_for_others(stack) or "")
     file = str(dump.file) if dump.file is not None else ""

@@ -18,33 +18,54 @@ import json
 import os
 import socket
 
-# What a page of progress holds: the generation, how often progress was told, and the last step. (See core.progress.)
-_GENERATION, _COUNT, _STEP = range(3)
+# What a page of progress holds: the generation, how often progress was told, the last step, and the process that tells.
+# (See core.progress.)
+_GENERATION, _COUNT, _STEP, _OWNER = range(4)
 # Empty before the first step; then the page that all steps go to.
 _pages: list[memoryview[int] | list[int]] = []
 
 
 def progress(step: int) -> None:
-    """Tell the launcher that this step is done: a few machine words in shared memory, no system call."""
+    """Tell the launcher that this step is done: a few machine words in shared memory, no system call.
+
+    What a child of the worker tells, a data loader's or a program's that it started, does not count.
+    """
     page = _pages[0] if _pages else _open_page()
-    page[_STEP] = step
+    try:
+        page[_STEP] = step
+    except TypeError:
+        page[_STEP] = int(step)
     page[_COUNT] += 1
 
 
 def _open_page() -> memoryview[int] | list[int]:
-    """The page that the agent reads; without an agent, one that nobody does."""
+    """The page that the agent reads; without an agent, or in a process that is not the worker, one that nobody does."""
     import mmap
 
     page: memoryview[int] | list[int]
     try:
         with open(os.environ.get("ELASTIC_PROGRESS", ""), "r+b") as file:
-            page = memoryview(mmap.mmap(file.fileno(), 24)).cast("q")
-        page[_COUNT] = 0
-        page[_GENERATION] = int(os.environ["ELASTIC_GENERATION"])
+            page = memoryview(mmap.mmap(file.fileno(), 32)).cast("q")
+        _own(page, int(os.environ["ELASTIC_GENERATION"]))
     except (OSError, ValueError, KeyError):
-        page = [0, 0, 0]
+        page = [0, 0, 0, 0]
     _pages.append(page)
     return page
+
+
+def _own(page: memoryview[int], generation: int) -> None:
+    """Make the page ours. A Python worker's is its own from the start, another's is of whoever tells first."""
+    owner = page[_OWNER] if page[_GENERATION] == generation else 0
+    if owner not in (0, os.getpid()) and os.path.exists(f"/proc/{owner}"):
+        raise ValueError("the worker is another process")
+    if owner != os.getpid():
+        page[_COUNT] = 0
+    page[_OWNER] = os.getpid()
+    page[_GENERATION] = generation
+
+
+# A child looks for itself whether it is the worker.
+os.register_at_fork(after_in_child=_pages.clear)
 
 
 class Notices:

@@ -73,14 +73,16 @@ def main(command: str, argv: Sequence[str]) -> int:
         found = asyncio.run(_look(command, job.text, cluster, values["connect-timeout"], line.words))
     except OutOfReach as error:
         raise UserError(f"{cluster.named_by} {','.join(cluster.endpoints)}: {error}") from error
-    if found is not None:
+    if isinstance(found, str):
+        sys.stdout.write((json.dumps({"cleared": found}) if as_json else found) + "\n")
+    else:
         _show(found, as_json=as_json)
     return 0
 
 
 async def _look(
     command: str, job: str, cluster: ClusterConfig, timeout: Given, words: Sequence[str]
-) -> Status | tuple[Note, ...] | None:
+) -> Status | tuple[Note, ...] | str:
     from elastic_adapter.core.codec import Card
     from elastic_adapter.core.etcd import Etcd
     from elastic_adapter.core.registry import EtcdRegistry
@@ -94,24 +96,28 @@ async def _look(
                 f"there is no job {job!r} in etcd at {', '.join(cluster.endpoints)}, nor one that ended lately"
             )
         if command == "clear":
-            await _clear(registry, root, job, words[0])
-            return None
+            return await _clear(registry, root, job, words[0])
         return await _status(registry, root, job) if command == "status" else await registry.notes()
     finally:
         await etcd.close()
 
 
-async def _clear(registry: EtcdRegistry, root: Root, job: str, node: str) -> None:
+async def _clear(registry: EtcdRegistry, root: Root, job: str, node: str) -> str:
     """Ask whoever leads to hold nothing against this node any more."""
     from elastic_adapter.core.client import ask_to_clear
 
     head, record, cards = await registry.head(), await registry.load(), await registry.cards()
     history = record.history
     known = {card.node for card in cards} | {each.node for each in history.failures} | history.kept_out
+    if record.outcome is not None:
+        raise UserError(f"elastic-launch clear: job {job!r} is over: {record.outcome.reason}")
     if node not in known:
         raise UserError(f"elastic-launch clear: job {job!r} has no node {node!r}: it has {', '.join(sorted(known))}")
     if head.leader is None or not await ask_to_clear(head.leader.address, root.token, node):
         raise UserError(f"elastic-launch clear: nobody who leads job {job!r} could be reached from here: try again")
+    held = sum(each.node == node for each in history.failures)
+    excluded = " and was excluded" if node in history.kept_out else ""
+    return f"node {node} is cleared: it had {held} failure{'s' if held != 1 else ''}{excluded}"
 
 
 async def _status(registry: EtcdRegistry, root: Root, job: str) -> Status:
@@ -166,7 +172,8 @@ def _show(found: Status | tuple[Note, ...], *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    console = Console(soft_wrap=True)
+    # What workers wrote may look like markup.
+    console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     for table in _status_tables(found) if isinstance(found, Status) else (_event_table(found),):
         console.print(table)
 

@@ -40,11 +40,23 @@ def test_a_later_worker_begins_anew(pages):
     assert (pages.read(0, 1), pages.read(0, 2)) == (None, Progress(1, 5))
 
 
-def test_a_forked_child_tells_for_its_parent(pages):
-    """A page is shared, so that whoever counts, counts on."""
-    fork = "import os\nprogress(1)\nif os.fork() == 0:\n    progress(2)\n    os._exit(0)\nos.wait()\nprogress(3)"
-    tell(fork, ELASTIC_PROGRESS=pages.path(0), ELASTIC_GENERATION="1")
-    assert pages.read(0, 1) == Progress(3, 3)
+CHILD = "import os, subprocess, sys\n{first}\n{child}\nprogress(3)"
+FORKED = "if os.fork() == 0:\n    progress(2)\n    os._exit(0)\nos.wait()"
+STARTED = "subprocess.run([sys.executable, '-c', 'from elastic_adapter.core.worker import progress; progress(2)'])"
+
+
+@pytest.mark.parametrize("child", [FORKED, STARTED])
+def test_a_child_does_not_count(pages, child):
+    """Neither a data loader that gets on hides a training that hangs, nor the other way round."""
+    text = CHILD.format(first="progress(1)", child=child)
+    tell(text, ELASTIC_PROGRESS=pages.path(0), ELASTIC_GENERATION="1")
+    assert pages.read(0, 1) == Progress(2, 3)
+
+
+def test_numbers_of_other_kinds(pages):
+    """Whatever is a whole number, or nearly."""
+    tell("progress(True); progress(7.0)", ELASTIC_PROGRESS=pages.path(0), ELASTIC_GENERATION="1")
+    assert pages.read(0, 1) == Progress(2, 7)
 
 
 @pytest.mark.parametrize("variables", [{}, {"ELASTIC_PROGRESS": "/nowhere"}, {"ELASTIC_PROGRESS": "/proc/version"}])
@@ -55,4 +67,4 @@ def test_without_a_launcher_it_does_nothing(monkeypatch, variables):
         monkeypatch.setenv(name, value)
     worker.progress(1)
     worker.progress(2)
-    assert worker._pages == [[0, 2, 2]]
+    assert worker._pages == [[0, 2, 2, 0]]

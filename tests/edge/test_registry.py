@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_adapter.core.blame import Inquest
 from elastic_adapter.core.codec import Card
 from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
 from elastic_adapter.core.etcd import Etcd, created_at, delete_prefix, put
@@ -39,6 +40,7 @@ RECORDS = {
         WORLD,
         History((1.0,), (Failure(3, "n1", "exited with code 7", True, 1.0, 41),), (Exclusion("n1", "it failed"),)),
         clock=12.5,
+        inquest=Inquest(1, (EXIT, EXIT), "restart 1 of 3", 2, 77.5),
     ),
 }
 

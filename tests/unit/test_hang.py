@@ -40,11 +40,11 @@ def test_looks():
 
 
 def test_any_rank_that_gets_on_is_a_sign_of_life():
-    """One rank further is enough; the same again, or less, is nothing."""
+    """One rank further is enough, or one that begins anew; the same again is nothing."""
     pulse = Pulse(0.0).with_marks(marks(1, 1), 1.0)
     assert pulse.with_marks(marks(1, 2), 2.0).moved_at == 2.0
     assert pulse.with_marks(marks(1, 1), 2.0) == pulse
-    assert pulse.with_marks({0: Mark(0)}, 2.0) == pulse
+    assert pulse.with_marks({0: Mark(0)}, 2.0).moved_at == 2.0
     assert dict(pulse.with_marks({1: Mark(5, 50)}, 2.0).marks) == {0: Mark(1, 10), 1: Mark(5, 50)}
 
 
@@ -78,6 +78,7 @@ def stacks(*doing):
         pytest.param((5, 4, 5), "xww", 1, "fewer than the others; it waits for others in all_reduce", id="count first"),
         pytest.param((5, 5, 5), "ww-", 2, "it is stopped (state T)", id="no stack, and no excuse"),
         pytest.param((5, 5, 5), "www", 0, "nothing sets it apart from ranks 1, 2", id="nobody stands out"),
+        pytest.param((5, 0, 0), "xww", 0, "but is in x.py:3 in load", id="only rank 0 tells"),
         pytest.param((), "wxw", 1, "it has told of no step; it does not wait", id="before the first step"),
         pytest.param((5, 5, 5), "", 0, "its stack is not known", id="no stacks at all"),
     ],

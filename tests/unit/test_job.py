@@ -804,7 +804,20 @@ class TestInquest:
         told.pass_deadline()
         assert self.explained(told)[0][1].first.error == "ValueError: the data is bad"
         assert [each.what for each in told.job.history.failures] == ["ValueError: the data is bad"]
-        assert [each.history for each in told.commands if isinstance(each, Keep)] == [told.job.history]
+        assert [each for each in told.commands if isinstance(each, Keep)] == [Keep(frozenset(), told.job.history)]
+
+    def test_it_outlives_its_leader(self):
+        """What was not told yet is told by the next one; what was, is not."""
+        told = story(TOLERANT, (2, 2), "join a b; crash 0", max_restarts=3)
+        (commit,) = [each for each in told.commands if isinstance(each, Commit)]
+        job = resume(told.job.config, Record(commit.world, commit.history, inquest=commit.inquest), 5.0)
+        for node in "ab":
+            job, _ = step(job, MemberJoined(member(node, ports=(1,)), running=2, seen=2), 5.5)
+        assert deadline(job) == 6.0
+        job, commands = step(job, TimePassed(), 6.0)
+        assert [directive.verdict.first.rank for _, directive in sent(commands)] == [0, 0]
+        (keep,) = [each for each in commands if isinstance(each, Keep)]
+        assert keep.inquest is None
 
     def test_the_next_failure_does_not_wait(self):
         """Each generation has a story of its own."""

@@ -41,7 +41,7 @@ def test_a_generation_that_failed():
         "  other failures of this generation:",
         "    rank 0 on a, +0.012 s: exited with code 1: RuntimeError: Connection closed by peer",
         "    and 3 more",
-        "  decision: rank 3 on b exited with code 1; restart 1 of 3 (2 restarts left)",
+        "  decision: restart 1 of 3 (2 restarts left)",
     ]
 
 
