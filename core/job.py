@@ -659,9 +659,9 @@ def _stopped(job: Job, event: NodeStopped, now: float) -> Step:
 def _time_passed(job: Job, now: float) -> Step:
     if job.inquest is not None and now >= job.inquest.until:
         job, told = _explain(job)
-        told = (*told, _keep(job))
         after, commands = _time_passed(job, now)
-        return after, (*told, *commands)
+        written = any(isinstance(each, Commit | Keep | Conclude) for each in commands)
+        return after, (*told, *commands, *(() if written else (_keep(after),)))
     when = deadline(job)
     if when is None or now < when or (job.world is None and not isinstance(job.phase, Gathering)):
         return job, ()
