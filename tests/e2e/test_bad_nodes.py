@@ -1,6 +1,7 @@
 """Nodes on which workers fail again and again, or that say themselves that they are not fit."""
 
 import json
+import signal
 import subprocess
 
 import pytest
@@ -142,3 +143,19 @@ def test_the_only_node_is_checked_after_two_failures(launch, script, tmp_path):
     )
     assert job.finish() == 1, job.text
     job.seen("job failed: node .* failed its health check")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_story_is_told_by_whoever_leads_then(fleet, how):
+    """The leader goes in the second in which the story of a failure is gathered: the others hear it all the same."""
+    job = fleet("2:3")
+    job.start_in_order("a", "b", "c", script=("fails=1@1:20",))
+    job.nodes["a"].seen("generation 2: 3 workers on 3 node")
+    job.nodes.pop("a").signal(how)
+    for node in job.nodes.values():
+        node.seen("generation 1 failed:")
+        node.seen("rank        1 .local rank 0, generation 1")
+    job.trains("b", "c")
+    job.stop()
+    for node in job.nodes.values():
+        assert node.text.count("generation 1 failed:") == 1
