@@ -263,8 +263,10 @@ _CALLS = (
         for name, call in (("_reconstruct", _new_array), ("scalar", _scalar))
     ),
 )
+# Whatever a pickle may import.
+NAMES = {**PLAIN_NAMES, **{known.name: known for known in _CALLS}}
 _GRAMMAR = Grammar(
-    names={**PLAIN_NAMES, **{known.name: known for known in _CALLS}},
+    names=NAMES,
     build={ArrayRef: _set_array, _Dtype: _set_dtype, OrderedDict: set_attributes},
 )
 

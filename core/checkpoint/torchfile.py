@@ -193,7 +193,7 @@ class Parsed:
 def parse_torch(path: str, text: bytes) -> Parsed:
     """Reads the pickle of a file, or of a skeleton that is to become one. Raises Damaged or Refused."""
     parsed = Parsed(path)
-    grammar = Grammar(_NAMES, {OrderedDict: set_attributes}, parsed.persistent)
+    grammar = Grammar(NAMES, {OrderedDict: set_attributes}, parsed.persistent)
     parsed.state = Machine(TextSource(path, text), grammar).run()
     for name, leaf in leaves(path, parsed.state):
         if isinstance(leaf, StorageRef | Known):
@@ -265,7 +265,8 @@ def _device(kind: object, index: object = None) -> Constant:
 
 
 _TENSOR, _PARAMETER = Known("torch.Tensor"), Known("torch.nn.parameter.Parameter")
-_NAMES: Mapping[str, Known | Constant] = {
+# Whatever a pickle may import: a part of what torch.load(weights_only=True) allows.
+NAMES: Mapping[str, Known | Constant] = {
     **PLAIN_NAMES,
     **{
         known.name: known
