@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_adapter.core.checkpoint.archive import ALIGNMENT, ArchiveReader, ArchiveWriter, Record
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat
 from elastic_adapter.core.checkpoint.hashing import digest, hasher
 from elastic_adapter.core.checkpoint.pickles import PLAIN_NAMES, Constant, Grammar, Known, Machine, set_attributes
 from elastic_adapter.core.checkpoint.sources import TextSource
@@ -121,8 +121,9 @@ def write_torch(
     be told to leave them out as well.
     """
     parsed = parse_torch("the state", skeleton.text)
+    views = [flat(payload) for payload in payloads]
     sizes = [storage.nbytes for storage in parsed.storages.values()]
-    if not sizes == [hole.nbytes for hole in skeleton.holes] == [len(payload) for payload in payloads]:
+    if not sizes == [hole.nbytes for hole in skeleton.holes] == [len(view) for view in views]:
         raise ValueError("the skeleton and its payloads do not agree")
     output = Output(file, algorithm)
     archive = ArchiveWriter(output, folder, crc32=crc32)
@@ -130,20 +131,20 @@ def write_torch(
     archive.add(".format_version", b"1")
     archive.add(".storage_alignment", str(ALIGNMENT).encode())
     archive.add("byteorder", sys.byteorder.encode())
-    stored: dict[str, tuple[int, str, Buffer]] = {}
-    for key, payload in zip(parsed.storages, payloads, strict=True):
+    stored: dict[str, tuple[int, str, memoryview]] = {}
+    for key, view in zip(parsed.storages, views, strict=True):
         hash = hasher(algorithm)
-        offset = archive.add(f"data/{key}", payload, hash)
-        stored[key] = offset, hash.hexdigest(), payload
+        offset = archive.add(f"data/{key}", view, hash)
+        stored[key] = offset, hash.hexdigest(), view
     archive.add("version", b"3\n")
     # Forty digits that tell one content from another; torch only logs them.
     archive.add(".data/serialization_id", f"{int(output.hexdigest(), 16) % 10**40:040}".encode())
     archive.finish()
 
     def region(name: str, ref: TensorRef) -> Region:
-        offset, hash, payload = stored[ref.storage.key]
-        if (ref.begin, ref.nbytes) != (0, len(payload)):
-            hash = digest(algorithm, memoryview(payload)[ref.begin : ref.begin + ref.nbytes])
+        offset, hash, view = stored[ref.storage.key]
+        if (ref.begin, ref.nbytes) != (0, len(view)):
+            hash = digest(algorithm, view[ref.begin : ref.begin + ref.nbytes])
         return _region(name, ref, offset, hash)
 
     regions = tuple(region(name, ref) for name, ref in leaves(parsed.path, parsed.state) if isinstance(ref, TensorRef))
