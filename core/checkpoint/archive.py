@@ -57,12 +57,15 @@ class ArchiveWriter:
     def add(self, name: str, data: Buffer, *followers: Follower) -> int:
         """The offset at which the data begins."""
         encoded = f"{self._folder}/{name}".encode()
-        start, nbytes = self._output.position, len(data)
-        wide = _wide(*(nbytes, nbytes) if nbytes >= _LIMIT else (), *(start,) if start >= _LIMIT else ())
+        start, nbytes = self._output.position, memoryview(data).nbytes
+        far = (start,) if start >= _LIMIT else ()
+        wide = _wide(*(nbytes, nbytes) if nbytes >= _LIMIT else (), *far)
+        # As torch has it: before the data, the size of what is stored is not known yet.
+        early = _wide(*(nbytes, 0) if nbytes >= _LIMIT else (), *far)
         flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
         unpadded = start + _LOCAL.size + len(encoded) + len(wide) + _FIELD.size
         padding = b"Z" * (-unpadded % ALIGNMENT)
-        extra = wide + _FIELD.pack(_PADDING_FIELD, len(padding)) + padding
+        extra = early + _FIELD.pack(_PADDING_FIELD, len(padding)) + padding
         self._output.write(
             _LOCAL.pack(_LOCAL_MARK, 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra)) + encoded + extra
         )

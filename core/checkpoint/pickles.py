@@ -14,6 +14,7 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar
 
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
@@ -325,6 +326,14 @@ PLAIN_NAMES: Mapping[str, Known | Constant] = {
         Known("_codecs.encode", encode),
     )
 }
+
+
+def check_import(value: object, allowed: Mapping[str, object]) -> None:
+    """Refuses a class or a function that a pickle of a state would import; called by the one who makes the pickle."""
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        name = f"{value.__module__}.{value.__qualname__}"
+        if name not in allowed:
+            raise Refused("the state", name)
 
 
 def _keys(items: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_adapter.core.checkpoint.archive import ALIGNMENT, ArchiveReader, ArchiveWriter, Record
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat
 from elastic_adapter.core.checkpoint.hashing import digest, hasher
 from elastic_adapter.core.checkpoint.pickles import PLAIN_NAMES, Constant, Grammar, Known, Machine, set_attributes
 from elastic_adapter.core.checkpoint.sources import TextSource
@@ -121,8 +121,9 @@ def write_torch(
     be told to leave them out as well.
     """
     parsed = parse_torch("the state", skeleton.text)
+    views = [flat(payload) for payload in payloads]
     sizes = [storage.nbytes for storage in parsed.storages.values()]
-    if not sizes == [hole.nbytes for hole in skeleton.holes] == [len(payload) for payload in payloads]:
+    if not sizes == [hole.nbytes for hole in skeleton.holes] == [len(view) for view in views]:
         raise ValueError("the skeleton and its payloads do not agree")
     output = Output(file, algorithm)
     archive = ArchiveWriter(output, folder, crc32=crc32)
@@ -130,20 +131,20 @@ def write_torch(
     archive.add(".format_version", b"1")
     archive.add(".storage_alignment", str(ALIGNMENT).encode())
     archive.add("byteorder", sys.byteorder.encode())
-    stored: dict[str, tuple[int, str, Buffer]] = {}
-    for key, payload in zip(parsed.storages, payloads, strict=True):
+    stored: dict[str, tuple[int, str, memoryview]] = {}
+    for key, view in zip(parsed.storages, views, strict=True):
         hash = hasher(algorithm)
-        offset = archive.add(f"data/{key}", payload, hash)
-        stored[key] = offset, hash.hexdigest(), payload
+        offset = archive.add(f"data/{key}", view, hash)
+        stored[key] = offset, hash.hexdigest(), view
     archive.add("version", b"3\n")
     # Forty digits that tell one content from another; torch only logs them.
     archive.add(".data/serialization_id", f"{int(output.hexdigest(), 16) % 10**40:040}".encode())
     archive.finish()
 
     def region(name: str, ref: TensorRef) -> Region:
-        offset, hash, payload = stored[ref.storage.key]
-        if (ref.begin, ref.nbytes) != (0, len(payload)):
-            hash = digest(algorithm, memoryview(payload)[ref.begin : ref.begin + ref.nbytes])
+        offset, hash, view = stored[ref.storage.key]
+        if (ref.begin, ref.nbytes) != (0, len(view)):
+            hash = digest(algorithm, view[ref.begin : ref.begin + ref.nbytes])
         return _region(name, ref, offset, hash)
 
     regions = tuple(region(name, ref) for name, ref in leaves(parsed.path, parsed.state) if isinstance(ref, TensorRef))
@@ -193,7 +194,7 @@ class Parsed:
 def parse_torch(path: str, text: bytes) -> Parsed:
     """Reads the pickle of a file, or of a skeleton that is to become one. Raises Damaged or Refused."""
     parsed = Parsed(path)
-    grammar = Grammar(_NAMES, {OrderedDict: set_attributes}, parsed.persistent)
+    grammar = Grammar(NAMES, {OrderedDict: set_attributes}, parsed.persistent)
     parsed.state = Machine(TextSource(path, text), grammar).run()
     for name, leaf in leaves(path, parsed.state):
         if isinstance(leaf, StorageRef | Known):
@@ -265,7 +266,8 @@ def _device(kind: object, index: object = None) -> Constant:
 
 
 _TENSOR, _PARAMETER = Known("torch.Tensor"), Known("torch.nn.parameter.Parameter")
-_NAMES: Mapping[str, Known | Constant] = {
+# Whatever a pickle may import: a part of what torch.load(weights_only=True) allows.
+NAMES: Mapping[str, Known | Constant] = {
     **PLAIN_NAMES,
     **{
         known.name: known

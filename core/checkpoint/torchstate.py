@@ -12,25 +12,29 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
-from elastic_adapter.core.checkpoint.pickles import Constant
-from elastic_adapter.core.checkpoint.torchfile import TensorRef, TorchFile, parse_torch, read_torch
+from elastic_adapter.core.checkpoint.pickles import Constant, check_import
+from elastic_adapter.core.checkpoint.torchfile import NAMES, TensorRef, TorchFile, read_torch
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
 from elastic_adapter.core.checkpoint.trees import culprit, leaves, replace
 
 # Every part begins at a multiple of the largest element's size, so that offsets stay whole numbers of elements.
 _CUT = 16
+# Most of what is pickled.
+_PLAIN = frozenset((str, int, float, bool, tuple, dict, list, OrderedDict, FunctionType, type, type(None)))
 
 
 def skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
     """The skeleton of a file of this state, and what belongs into its holes: one-dimensional uint8 tensors.
 
     These are the memory of the state itself, on whatever device it is: nothing is copied here. Refused, if the state
-    holds what torch.load(weights_only=True) would not load.
+    holds what torch.load(weights_only=True) would not load; what is not seen here, write_torch refuses.
     """
     try:
         return _skeleton(torch, state)
@@ -45,7 +49,6 @@ def _skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
     if parts.cut():
         # Where the parts begin is known only now.
         text = parts.pickled(state)
-    parse_torch("the state", text)
     sources = [part.bytes(torch) for part in parts.by_storage.values()]
     return Skeleton(text, tuple(Hole(len(text), source.numel()) for source in sources)), sources
 
@@ -84,11 +87,11 @@ class _Parts:
 
     def pickled(self, state: object) -> bytes:
         """The pickle that torch makes of the state, in terms of the parts as they are known by now."""
-        parts, tensor_type = self, self._torch.Tensor
+        parts = self
 
         class Pickler(pickle.Pickler):
             def reducer_override(self, value: Any) -> Any:
-                return parts.reduced(value) if isinstance(value, tensor_type) else NotImplemented
+                return parts.reduced(value)
 
             def persistent_id(self, value: Any) -> Any:
                 return parts.id(value)
@@ -106,8 +109,14 @@ class _Parts:
             part.begin, part.end = part.used_begin, part.used_end
         return changed
 
-    def reduced(self, tensor: Any) -> Any:
-        """What torch makes of a tensor, with a part in the place of the storage."""
+    def reduced(self, value: Any) -> Any:
+        """What torch makes of a tensor, with a part in the place of the storage; nothing for what is no tensor."""
+        if not isinstance(value, self._torch.Tensor):
+            check_import(value, NAMES)
+            return NotImplemented
+        return self._reduced(value)
+
+    def _reduced(self, tensor: Any) -> Any:
         function, arguments, *rest = tensor.__reduce_ex__(2)
         if function in self._rebuilds:
             storage, offset, *others = arguments
@@ -119,7 +128,10 @@ class _Parts:
 
     def id(self, value: Any) -> Any:
         """What stands for a storage in the pickle, as torch.save has it."""
+        if type(value) in _PLAIN:
+            return None
         if isinstance(value, self._torch.storage.TypedStorage) or self._torch.is_storage(value):
+            # Of a tensor with attributes, or of another class.
             value = self._part(value)
             value.use(value.begin, value.end)
         if not isinstance(value, _Part):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Expected
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Expected, flat
 from elastic_adapter.core.checkpoint.hashing import CHUNK, check_hash, check_size, hasher
 
 
@@ -47,7 +47,7 @@ class Output:
         self._hash = hasher(algorithm)
 
     def write(self, data: Buffer, *followers: Follower) -> None:
-        for chunk in _chunks(memoryview(data).cast("B")):
+        for chunk in _chunks(flat(data)):
             self._hash.update(chunk)
             for follower in followers:
                 follower.update(chunk)
@@ -82,6 +82,8 @@ def read_into(path: str, targets: Sequence[Target], expected: Expected | None = 
     """
     ordered = sorted((target for target in targets if target.into), key=lambda target: target.offset)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # From a disk, that is two or three times as fast.
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     try:
         if expected is None:
             for target in ordered:

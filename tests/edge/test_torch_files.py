@@ -491,12 +491,19 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
         (Evil(os.system, "id"), "posix.system"),
         (torch.ones(2).to_sparse(), "torch._utils._rebuild_sparse_tensor"),
         (torch.ones(2, device="meta"), "torch._utils._rebuild_meta_tensor_no_storage"),
-        (torch.ones(2).untyped_storage(), "a storage as a value"),
         (torch.nn.Linear, "torch.nn.modules.linear.Linear"),
     ):
         with pytest.raises(Refused, match=r"^the state at extra/1 was refused: it asks for") as caught:
             skeleton(torch, {"model": torch.ones(3), "extra": [1, value]})
         assert caught.value.wanted.startswith(wanted)
+
+
+def test_what_the_worker_does_not_see_the_saver_refuses():
+    """A storage by itself, or a constant that is no type, would not be loaded."""
+    for value in (torch.ones(2).untyped_storage(), ..., torch.qint8):
+        made, sources = skeleton(torch, {"x": value})
+        with pytest.raises(Refused, match=r"^the state was refused"):
+            write_torch(io.BytesIO(), made, [memoryview(source.numpy()) for source in sources])
 
 
 DANGEROUS = [
