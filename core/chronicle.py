@@ -35,7 +35,7 @@ def notes_of(before: Job, event: Event, commands: tuple[Command, ...]) -> list[t
     """What a step is worth remembering for: kind and words. Pure."""
     found: list[tuple[str, str]] = []
     match event:
-        case MemberJoined(member=member) if before.member(member.node) is None:
+        case MemberJoined(member=member) if before.member(member.node) is None and member.node not in before.absent:
             found.append(("joined", f"node {member.node} joined with {member.slots} worker(s)"))
         case MemberLeaving(node=node, signal=number):
             found.append(("leaving", f"node {node} leaves ({signal_name(number)})"))

@@ -78,6 +78,8 @@ def _launch(options: dict[str, str], words: tuple[str, ...]) -> int:
         from elastic_adapter.launchers.dry_run import describe
 
         return _print(describe(plan, os.environ))
+    if plan.summary_file is not None and os.path.isdir(plan.summary_file):
+        raise UserError(f"--summary-file {plan.summary_file}: expected a file, and this is a folder")
     if plan.node.output.log_dir is not None:
         make_folder(plan.node.output.log_dir, next(row.origin for row in plan.sources if row.name == "log-dir"))
     from elastic_adapter.launchers.run import launch

@@ -109,6 +109,7 @@ def test_dry_run_of_several_nodes(folder: Path) -> None:
         (["--framework", "paddle", "--nnodes", "2", "train.py"], {}, ["--master etcd://HOST:2379"]),
         (["--master", "a:1", "train.py"], {}, ["--master a:1", "--framework paddle"]),
         (["--nnodes=3:1", "train.py"], {}, ["--nnodes", "'3:1'"]),
+        (["--summary-file", "/tmp", "train.py"], {}, ["--summary-file /tmp", "expected a file"]),
         (["--nnodes=2:3", "train.py"], {}, ["fixed number", "--rdzv-backend c10d"]),
         (["--rdzv-backend=etcd", "train.py"], {}, ["--rdzv-endpoint HOST:PORT"]),
         (["train.py"], {"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "localhost"}, ["--rdzv-id NAME is missing"]),

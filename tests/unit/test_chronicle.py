@@ -43,6 +43,7 @@ from elastic_adapter.core.testing import Story, job_config
             ],
             id="success",
         ),
+        pytest.param("join a b; hush b; join b@1", [], id="who was only silent has not joined"),
         pytest.param(
             "join a b; stop a", [("stop", "SIGINT on a"), ("end", "stopped: SIGINT on a")], id="stopped by a user"
         ),
