@@ -39,6 +39,7 @@ ALMOST_PURE = {
     "ports": set(),
     "codec": {"json"},
     "checkpoint.manifest": {"hashlib", "json"},
+    "checkpoint.order": {"json"},
     "checkpoint.sampler": {"array", "os", "random"},
 }
 # Each owns one outside thing; decides nothing.
@@ -48,7 +49,7 @@ EDGE = {
     *("oom", "chronicle", "progress", "dump", "health", "witness"),
     *("checkpoint.files", "checkpoint.hashing", "checkpoint.transfer", "checkpoint.sources", "checkpoint.pickles"),
     *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
-    *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging"),
+    *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging", "checkpoint.saving"),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.
