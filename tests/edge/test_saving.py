@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint import paddlestate, torchstate
 from elastic_adapter.core.checkpoint.manifest import MANIFEST
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_from_bytes, order_to_bytes
 from elastic_adapter.core.checkpoint.saving import finish, missing, write_part
-from elastic_adapter.core.checkpoint.staging import StagingBuffer
+from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 
 SUFFIX = {"torch": "pt", "paddle": "pdparams"}
@@ -68,8 +74,9 @@ def staged(framework, path, state, root, *, rank=0, world_size=1):
 
 
 def taken(path):
+    """The order and the data in a buffer; nothing, if it is empty."""
     held = StagingBuffer.open(path).take()
-    return order_from_bytes(held.order), held.data
+    return (order_from_bytes(held.order), held.data) if held is not None else ()
 
 
 def loaded(framework, path):
@@ -136,3 +143,87 @@ def test_a_storage_that_does_not_take_it(framework, shared, tmp_path):
     staged(framework, shared, state_of(framework, 1), tmp_path / "checkpoints")
     with pytest.raises(OSError, match="checkpoints"):
         write_part(*taken(shared))
+
+
+class SaverProcess:
+    """The real one, and our end of its channel."""
+
+    def __init__(self):
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            argv = [sys.executable, "-m", "elastic_adapter.core.checkpoint.saver", str(theirs.fileno())]
+            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+
+    def ask(self, request):
+        frames.write(self.socket.fileno(), request)
+
+    def answer(self):
+        return frames.read(self.socket.fileno())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+        self.process.wait(30)
+
+
+FINISH = {"step": 40, "generation": 3, "token": "run1", "world_size": 1}
+
+
+def test_the_saver(framework, shared, tmp_path):
+    """It writes, finishes and keeps what is to be kept, has no framework, and ends with its channel."""
+    root = tmp_path / "checkpoints"
+    staged(framework, shared, state_of(framework, 1), root)
+    with SaverProcess() as saver:
+        saver.ask({"save": str(shared)})
+        assert saver.answer()["saved"]["step"] == 40
+        assert StagingBuffer.open(shared).mark == EMPTY
+        saver.ask({"finish": {"root": str(root), **FINISH, "verify": "full", "keep_last": 1}})
+        assert saver.answer()["finished"]["pruned"] == []
+        maps = Path(f"/proc/{saver.process.pid}/maps").read_text()
+        assert not any(f"/{name}/" in maps for name in ("torch", "paddle", "numpy"))
+    assert saver.process.returncode == 0
+    (found,) = Store(root).newest_first()
+    assert Store(root).trouble(found) == ""
+
+
+def test_what_goes_wrong_is_told(framework, shared, tmp_path):
+    """In one line each; and the saver lives on."""
+    (tmp_path / "file").write_text("")
+    staged(framework, shared, state_of(framework, 1), tmp_path / "file")
+    with SaverProcess() as saver:
+        for request, words in (
+            ({"save": str(shared)}, "file: "),
+            ({"save": str(shared)}, "holds no state that is whole"),
+            ({"save": "/nowhere"}, "/nowhere: No such file"),
+            ({"finish": {"root": str(tmp_path / "empty"), **FINISH}}, "part.0.json: No such file"),
+            ({"finish": {}}, "missing"),
+        ):
+            saver.ask(request)
+            answer = saver.answer()
+            assert words in answer["failed"]
+            assert "\n" not in answer["failed"]
+    assert saver.process.returncode == 0
+
+
+def test_a_saver_that_is_killed_is_followed_by_another(framework, shared, tmp_path):
+    """At any moment: what the worker left in its buffer is saved in the end, by whoever comes next."""
+    rng = random.Random(20261116)
+    root = tmp_path / "checkpoints"
+    state = state_of(framework, 1)
+    for _ in range(int(os.environ.get("FAULTS", "100")) // 5):
+        shared.unlink(missing_ok=True)
+        staged(framework, shared, state, root)
+        with SaverProcess() as saver:
+            saver.ask({"save": str(shared)})
+            time.sleep(rng.random() * 0.2)
+            saver.process.kill()
+        if left := taken(shared):
+            write_part(*left)
+        else:
+            assert StagingBuffer.open(shared).mark == EMPTY
+        finish(Store(root).draft(40, 3, "run1"), 1)
+        (found,) = Store(root).newest_first()
+        assert Store(root).trouble(found) == ""
+        shutil.rmtree(root)
