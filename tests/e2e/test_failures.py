@@ -13,7 +13,11 @@ TORCH = ("--framework", "torch", "--nproc-per-node", "2")
 FAIL_ONCE = """
 import os, signal, sys, time
 rank, generation = int(os.environ["RANK"]), int(os.environ["ELASTIC_GENERATION"])
-print(f"rank {rank} generation {generation} restarts {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+print(f"rank {rank} generation {generation} restarts {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+if rank == 0:
+    open(f"up.{generation}", "w").close()
+while not os.path.exists(f"up.{generation}"):
+    time.sleep(0.005)
 if rank == 1 and generation <= int(os.environ.get("FAILURES", "1")):
     HOW
 if generation <= int(os.environ.get("FAILURES", "1")):

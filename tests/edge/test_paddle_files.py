@@ -17,13 +17,10 @@ from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Ref
 from elastic_adapter.core.checkpoint.hashing import digest, verify_file, verify_sample
 from elastic_adapter.core.checkpoint.paddlefile import ArrayRef, TensorRef, read_paddle, write_paddle
 from elastic_adapter.core.checkpoint.paddlestate import load_paddle, skeleton
+from helpers.frameworks import imported
 
 np = pytest.importorskip("numpy")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    paddle = pytest.importorskip("paddle")
-# Its handlers would print a trace for each signal that another test sends.
-paddle.disable_signal_handler()
+paddle = imported("paddle")
 
 DTYPES = [
     *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),

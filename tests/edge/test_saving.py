@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import shutil
@@ -22,17 +21,14 @@ from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, ord
 from elastic_adapter.core.checkpoint.saving import finish, missing, write_part
 from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from helpers.frameworks import imported
 
 SUFFIX = {"torch": "pt", "paddle": "pdparams"}
 
 
 @pytest.fixture(params=["torch", "paddle"])
 def framework(request):
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(request.param)
+    return imported(request.param)
 
 
 @pytest.fixture

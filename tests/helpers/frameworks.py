@@ -1,4 +1,32 @@
-"""Scripts of both frameworks begin with one of these: ``join()`` gives rank and size, ``summed`` is an all_reduce."""
+"""What tests with real frameworks share.
+
+Scripts of both begin with one of ``SCRIPTS``: ``join()`` gives rank and size, ``summed`` is an all_reduce.
+"""
+
+import importlib
+import importlib.util
+import os
+import warnings
+from types import ModuleType
+
+import pytest
+
+
+def imported(name: str) -> ModuleType:
+    """The framework, in this very process, which is left as it was: paddle sets variables and handlers of signals."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
+    before = dict(os.environ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        framework = importlib.import_module(name)
+    for variable in os.environ.keys() - before.keys():
+        del os.environ[variable]
+    os.environ.update(before)
+    if name == "paddle":
+        framework.disable_signal_handler()
+    return framework
+
 
 TORCH = """
 import torch
