@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Hole, Misfit, Refused, Skeleton, memory
 from elastic_adapter.core.checkpoint.paddlefile import (
     NAME_TABLE,
     NAMES,
@@ -48,6 +48,8 @@ _STORED = {
     "float8_e5m2": "|i1",
 }
 _LOADED = {stored: dtype for dtype, stored in _STORED.items() if not dtype.startswith("float8")}
+# What paddle can have.
+_MOST_DIMENSIONS = 9
 _ARRAYS = {*_STORED.values(), "<u4", "<u8"}
 
 
@@ -206,6 +208,12 @@ class _Loading:
         self._given: set[int] = set()
 
     def run(self, expected: Expected | None) -> Any:
+        try:
+            return self._run(expected)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise Damaged(self._file.path, f"paddle makes no tensors of it ({error})") from error
+
+    def _run(self, expected: Expected | None) -> Any:
         targets: list[Target] = []
         found = [(name, leaf) for name, leaf in leaves(self._file.path, self._file.state) if _array(leaf)]
         # First the ones that can be filled in place: the same array may be there under another name.
@@ -215,6 +223,8 @@ class _Loading:
             tensor = self._into.get(name)
             if tensor is not None and tuple(tensor.shape) != array.shape:
                 raise Misfit(self._file.path, name, array.shape, tuple(tensor.shape))
+            if isinstance(leaf, TensorRef) and len(array.shape) > _MOST_DIMENSIONS:
+                raise Damaged(self._file.path, f"{name} has {len(array.shape)} dimensions, more than paddle knows")
             if id(array) not in self._homes:
                 home = tensor if tensor is not None and self._fits(tensor, array) else self._new(leaf, array)
                 self._homes[id(array)] = home

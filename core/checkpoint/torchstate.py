@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Hole, Misfit, Refused, Skeleton, memory
 from elastic_adapter.core.checkpoint.pickles import Constant, check_import
 from elastic_adapter.core.checkpoint.torchfile import NAMES, TensorRef, TorchFile, read_torch
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
@@ -198,8 +198,11 @@ class _Loading:
             if ref.storage.key not in self._homes:
                 self._homes[ref.storage.key] = self._torch.UntypedStorage(ref.storage.nbytes), 0
         read_into(self._file.path, [self._target(key) for key in self._homes], expected)
-        with self._torch.no_grad():
-            return replace(self._file.state, self._value)
+        try:
+            with self._torch.no_grad():
+                return replace(self._file.state, self._value)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise Damaged(self._file.path, f"torch makes no tensors of it ({error})") from error
 
     def _fits(self, tensor: Any, ref: TensorRef) -> bool:
         """Whether the bytes of the storage are those of the tensor, and can be put there directly."""
@@ -210,7 +213,7 @@ class _Loading:
             and type(tensor) in (torch.Tensor, torch.nn.Parameter)
             and tensor.layout == torch.strided
             and tensor.device.type == "cpu"
-            and tensor.dtype == getattr(torch, ref.dtype)
+            and tensor.dtype == getattr(torch, ref.dtype, None)
             and tensor.is_contiguous()
             and not (tensor.is_conj() or tensor.is_neg())
         )
@@ -239,17 +242,20 @@ class _Loading:
 
     def _tensor(self, ref: TensorRef) -> Any:
         if id(ref) not in self._built:
-            storage, start = self._homes[ref.storage.key]
-            tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype))
-            tensor.set_(storage, start // tensor.element_size() + ref.offset, ref.shape, ref.stride)
-            if ref.conj:
-                tensor = tensor.conj()
-            if ref.neg:
-                tensor = self._torch._neg_view(tensor)  # noqa: SLF001
-            if ref.parameter:
-                tensor = self._torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
-            self._built[id(ref)] = tensor if ref.parameter else tensor.requires_grad_(ref.requires_grad)
+            self._built[id(ref)] = self._build(ref)
         return self._built[id(ref)]
+
+    def _build(self, ref: TensorRef) -> Any:
+        storage, start = self._homes[ref.storage.key]
+        tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype))
+        tensor.set_(storage, start // tensor.element_size() + ref.offset, ref.shape, ref.stride)
+        if ref.conj:
+            tensor = tensor.conj()
+        if ref.neg:
+            tensor = self._torch._neg_view(tensor)  # noqa: SLF001
+        if ref.parameter:
+            return self._torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
+        return tensor.requires_grad_(ref.requires_grad)
 
 
 def _mixed(refs: Iterable[TensorRef]) -> set[str]:
