@@ -205,15 +205,10 @@ class _Loading:
         self._on_cpu = paddle.empty([1]).place.is_cpu_place()
         # What each array is read into: a tensor, or an array of numpy where a tensor can't be filled like that.
         self._homes: dict[int, Any] = {}
-        self._given: set[int] = set()
+        # Tensors that somebody has: another one of the same content has to be a copy.
+        self._given = {id(tensor) for tensor in into.values()}
 
     def run(self, expected: Expected | None) -> Any:
-        try:
-            return self._run(expected)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise Damaged(self._file.path, f"paddle makes no tensors of it ({error})") from error
-
-    def _run(self, expected: Expected | None) -> Any:
         targets: list[Target] = []
         found = [(name, leaf) for name, leaf in leaves(self._file.path, self._file.state) if _array(leaf)]
         # First the ones that can be filled in place: the same array may be there under another name.
@@ -260,16 +255,19 @@ class _Loading:
             return tensor
         if isinstance(leaf, ArrayRef):
             return home if isinstance(home, self._np.ndarray) else home.numpy()
-        made = self._tensor(home, like=None)
-        if leaf.name:
-            made.name = leaf.name
+        try:
+            made = self._tensor(home, like=None)
+            if leaf.name:
+                made.name = leaf.name
+        except (ValueError, TypeError) as error:
+            raise Damaged(self._file.path, f"paddle does not make a tensor of {name} ({error})") from error
         return made
 
     def _tensor(self, home: Any, like: str | None) -> Any:
         """A tensor of its own of what was read, of another type if one is named."""
         if isinstance(home, self._np.ndarray):
             made = self._paddle.to_tensor(home)
-        elif id(home) in self._given or any(home is tensor for tensor in self._into.values()):
+        elif id(home) in self._given:
             made = home.clone()
         else:
             self._given.add(id(home))

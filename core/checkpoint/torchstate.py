@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -198,11 +198,8 @@ class _Loading:
             if ref.storage.key not in self._homes:
                 self._homes[ref.storage.key] = self._torch.UntypedStorage(ref.storage.nbytes), 0
         read_into(self._file.path, [self._target(key) for key in self._homes], expected)
-        try:
-            with self._torch.no_grad():
-                return replace(self._file.state, self._value)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            raise Damaged(self._file.path, f"torch makes no tensors of it ({error})") from error
+        with self._torch.no_grad():
+            return replace(self._file.state, self._value)
 
     def _fits(self, tensor: Any, ref: TensorRef) -> bool:
         """Whether the bytes of the storage are those of the tensor, and can be put there directly."""
@@ -227,9 +224,8 @@ class _Loading:
         match value:
             case TensorRef():
                 return self._placed(name, value) if name in self._into else self._tensor(value)
-            case Constant(name=constant, arguments=arguments):
-                found = getattr(self._torch, constant.removeprefix("torch."))
-                return found(*arguments) if arguments else found
+            case Constant():
+                return self._made(lambda: self._constant(value))
             case _:
                 return value
 
@@ -242,8 +238,19 @@ class _Loading:
 
     def _tensor(self, ref: TensorRef) -> Any:
         if id(ref) not in self._built:
-            self._built[id(ref)] = self._build(ref)
+            self._built[id(ref)] = self._made(lambda: self._build(ref))
         return self._built[id(ref)]
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        """What torch refuses to make is the file's fault: memory for it is there already."""
+        try:
+            return make()
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise Damaged(self._file.path, f"torch does not make what it holds ({error})") from error
+
+    def _constant(self, constant: Constant) -> Any:
+        found = getattr(self._torch, constant.name.removeprefix("torch."))
+        return found(*constant.arguments) if constant.arguments else found
 
     def _build(self, ref: TensorRef) -> Any:
         storage, start = self._homes[ref.storage.key]
