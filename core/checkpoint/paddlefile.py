@@ -153,12 +153,12 @@ def _as_loaded(state: Any) -> Any:
     """What paddle.load makes of a pickle: it puts together what was cut, and tells tensors from arrays."""
     if isinstance(state, dict):
         for key, cut in state.pop(CUT_TABLE, {}).items():
-            state[key] = _joined([state.pop(part) for part in cut["slices"]], cut["OriginShape"])
+            state[key] = _joined([state.pop(_text(part)) for part in cut["slices"]], cut["OriginShape"])
         names = state.pop(NAME_TABLE, None)
         if names is not None:
             for key, name in names.items():
                 if isinstance(state[key], ArrayRef):
-                    state[key] = TensorRef(state[key], str(name))
+                    state[key] = TensorRef(state[key], _text(name))
             return state
     pairs = 0
 
@@ -174,6 +174,12 @@ def _as_loaded(state: Any) -> Any:
     # Tensors outside of a plain dict of them are saved with their names; arrays beside such are the user's own.
     state = replace(state, pair)
     return state if pairs else replace(state, lambda _, leaf: TensorRef(leaf) if isinstance(leaf, ArrayRef) else leaf)
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError("a name is no text")
+    return value
 
 
 def _joined(pieces: list[ArrayRef], shape: tuple[int, ...]) -> ArrayRef:

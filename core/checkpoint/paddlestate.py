@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Hole, Misfit, Refused, Skeleton, memory
 from elastic_adapter.core.checkpoint.paddlefile import (
     NAME_TABLE,
     NAMES,
@@ -48,6 +48,8 @@ _STORED = {
     "float8_e5m2": "|i1",
 }
 _LOADED = {stored: dtype for dtype, stored in _STORED.items() if not dtype.startswith("float8")}
+# What paddle can have.
+_MOST_DIMENSIONS = 9
 _ARRAYS = {*_STORED.values(), "<u4", "<u8"}
 
 
@@ -203,7 +205,8 @@ class _Loading:
         self._on_cpu = paddle.empty([1]).place.is_cpu_place()
         # What each array is read into: a tensor, or an array of numpy where a tensor can't be filled like that.
         self._homes: dict[int, Any] = {}
-        self._given: set[int] = set()
+        # Tensors that somebody has: another one of the same content has to be a copy.
+        self._given = {id(tensor) for tensor in into.values()}
 
     def run(self, expected: Expected | None) -> Any:
         targets: list[Target] = []
@@ -215,6 +218,8 @@ class _Loading:
             tensor = self._into.get(name)
             if tensor is not None and tuple(tensor.shape) != array.shape:
                 raise Misfit(self._file.path, name, array.shape, tuple(tensor.shape))
+            if isinstance(leaf, TensorRef) and len(array.shape) > _MOST_DIMENSIONS:
+                raise Damaged(self._file.path, f"{name} has {len(array.shape)} dimensions, more than paddle knows")
             if id(array) not in self._homes:
                 home = tensor if tensor is not None and self._fits(tensor, array) else self._new(leaf, array)
                 self._homes[id(array)] = home
@@ -250,16 +255,19 @@ class _Loading:
             return tensor
         if isinstance(leaf, ArrayRef):
             return home if isinstance(home, self._np.ndarray) else home.numpy()
-        made = self._tensor(home, like=None)
-        if leaf.name:
-            made.name = leaf.name
+        try:
+            made = self._tensor(home, like=None)
+            if leaf.name:
+                made.name = leaf.name
+        except (ValueError, TypeError) as error:
+            raise Damaged(self._file.path, f"paddle does not make a tensor of {name} ({error})") from error
         return made
 
     def _tensor(self, home: Any, like: str | None) -> Any:
         """A tensor of its own of what was read, of another type if one is named."""
         if isinstance(home, self._np.ndarray):
             made = self._paddle.to_tensor(home)
-        elif id(home) in self._given or any(home is tensor for tensor in self._into.values()):
+        elif id(home) in self._given:
             made = home.clone()
         else:
             self._given.add(id(home))

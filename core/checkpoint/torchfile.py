@@ -47,6 +47,8 @@ _ITEM_SIZES = {
     "float4_e2m1fn_x2": 1,
     "complex128": 16,
 }
+# What torch can have.
+_MOST_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,8 @@ def _tensor(storage: StorageRef, dtype: str, layout: tuple[object, ...]) -> Tens
 def _counts(values: object) -> tuple[int, ...]:
     if not isinstance(values, tuple) or not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
         raise TypeError("a tensor's shape is not made of numbers")
+    if len(values) > _MOST_DIMENSIONS or math.prod(values) >= 1 << 63:
+        raise ValueError("a tensor's shape is too large")
     return values
 
 
@@ -259,6 +263,12 @@ def _called(function: object, arguments: object) -> TensorRef:
     return made
 
 
+def _counter(counts: object) -> Counter[Any]:
+    if type(counts) is not dict:
+        raise TypeError("a counter is made from a dict")
+    return Counter(counts)
+
+
 def _device(kind: object, index: object = None) -> Constant:
     if type(kind) is not str or type(index) not in (int, type(None)):
         raise TypeError("no such device")
@@ -274,7 +284,7 @@ NAMES: Mapping[str, Known | Constant] = {
         for known in (
             _TENSOR,
             _PARAMETER,
-            Known("collections.Counter", lambda counts: Counter(dict(counts))),
+            Known("collections.Counter", _counter),
             Known("torch.Size", lambda sizes: _counts(tuple(sizes))),
             Known("torch.device", _device),
             Known("torch._utils._rebuild_tensor_v2", _tensor_v2),

@@ -13,12 +13,12 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from elastic_adapter.core.checkpoint.files import Expected, Hole, Misfit, Refused, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Hole, Misfit, Refused, Skeleton, memory
 from elastic_adapter.core.checkpoint.pickles import Constant, check_import
 from elastic_adapter.core.checkpoint.torchfile import NAMES, TensorRef, TorchFile, read_torch
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
@@ -210,7 +210,7 @@ class _Loading:
             and type(tensor) in (torch.Tensor, torch.nn.Parameter)
             and tensor.layout == torch.strided
             and tensor.device.type == "cpu"
-            and tensor.dtype == getattr(torch, ref.dtype)
+            and tensor.dtype == getattr(torch, ref.dtype, None)
             and tensor.is_contiguous()
             and not (tensor.is_conj() or tensor.is_neg())
         )
@@ -224,9 +224,8 @@ class _Loading:
         match value:
             case TensorRef():
                 return self._placed(name, value) if name in self._into else self._tensor(value)
-            case Constant(name=constant, arguments=arguments):
-                found = getattr(self._torch, constant.removeprefix("torch."))
-                return found(*arguments) if arguments else found
+            case Constant():
+                return self._made(lambda: self._constant(value))
             case _:
                 return value
 
@@ -239,17 +238,31 @@ class _Loading:
 
     def _tensor(self, ref: TensorRef) -> Any:
         if id(ref) not in self._built:
-            storage, start = self._homes[ref.storage.key]
-            tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype))
-            tensor.set_(storage, start // tensor.element_size() + ref.offset, ref.shape, ref.stride)
-            if ref.conj:
-                tensor = tensor.conj()
-            if ref.neg:
-                tensor = self._torch._neg_view(tensor)  # noqa: SLF001
-            if ref.parameter:
-                tensor = self._torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
-            self._built[id(ref)] = tensor if ref.parameter else tensor.requires_grad_(ref.requires_grad)
+            self._built[id(ref)] = self._made(lambda: self._build(ref))
         return self._built[id(ref)]
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        """What torch refuses to make is the file's fault: memory for it is there already."""
+        try:
+            return make()
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise Damaged(self._file.path, f"torch does not make what it holds ({error})") from error
+
+    def _constant(self, constant: Constant) -> Any:
+        found = getattr(self._torch, constant.name.removeprefix("torch."))
+        return found(*constant.arguments) if constant.arguments else found
+
+    def _build(self, ref: TensorRef) -> Any:
+        storage, start = self._homes[ref.storage.key]
+        tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype))
+        tensor.set_(storage, start // tensor.element_size() + ref.offset, ref.shape, ref.stride)
+        if ref.conj:
+            tensor = tensor.conj()
+        if ref.neg:
+            tensor = self._torch._neg_view(tensor)  # noqa: SLF001
+        if ref.parameter:
+            return self._torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
+        return tensor.requires_grad_(ref.requires_grad)
 
 
 def _mixed(refs: Iterable[TensorRef]) -> set[str]:

@@ -491,6 +491,17 @@ ODD = {
         b"}X\x15\0\0\0UnpackBigParamInfor@@}X\x01\0\0\0w}(X\x06\0\0\0slices](X\x01\0\0\0aeX\x0b\0\0\0OriginShapeK\x01\x85uss",
         Damaged,
     ),
+    "a table of names that are lists": (
+        b"}(X\x1b\0\0\0StructuredToParameterName@@}K\x01]sK\x01" + array() + b"u",
+        Damaged,
+    ),
+    "a table of parts with a tuple": (
+        b"}X\x15\0\0\0UnpackBigParamInfor@@}X\x01\0\0\0w}(X\x06\0\0\0slices](N"
+        + b"q\1h\1\x86" * 90
+        + b"eX\x0b\0\0\0OriginShape)uss",
+        Damaged,
+    ),
+    "more dimensions than paddle has": (array(shape=b"(" + b"K\x01" * 20 + b"K\x02t"), Damaged),
     "a tuple of a number": (b"c__builtin__\ntuple\nK\x05\x85R", Damaged),
     "bytes of a size": (b"c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R", Damaged),
     "eval, as paddle itself writes it": (b"c__builtin__\neval\nX\x04\0\0\0dataN\x86R", Refused),

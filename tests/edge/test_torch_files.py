@@ -576,6 +576,22 @@ ODD = {
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ccollections\nOrderedDict\nccollections\nOrderedDict\n)}tR.",
         Damaged,
     ),
+    "more dimensions than torch has": (
+        tensor(storage(), shape=b"(" + b"K\x01" * 65 + b"t", stride=b"(" + b"K\x01" * 65 + b"t"),
+        Damaged,
+    ),
+    "more elements than there are numbers": (
+        tensor(storage(), shape=b"J\xff\xff\xff\x7fq\x01h\x01h\x01\x87", stride=b"K\0K\0K\0\x87"),
+        Damaged,
+    ),
+    "whole numbers with a gradient": (tensor(storage(kind=b"ctorch\nIntStorage\n"), rest=b"\x88}"), Damaged),
+    "a device that is none": (b"\x80\x02ctorch\ndevice\nX\x03\0\0\0foo\x85R.", Damaged),
+    "a device of a number": (b"\x80\x02ctorch\ndevice\nK\x01\x85R.", Damaged),
+    "a counter of deep tuples": (
+        b"\x80\x02ccollections\nCounter\n](N" + b"\x85" * 2_000_000 + b"K\x01\x86e\x85R.",
+        Damaged,
+    ),
+    "a counter of letters": (b"\x80\x02ccollections\nCounter\nX\x02\0\0\0ab\x85R.", Damaged),
     "a change of a tensor": (tensor(storage())[:-1] + b"}b.", Refused),
     "a quantized tensor": (b"\x80\x02ctorch._utils\n_rebuild_qtensor\n.", Refused),
     "a tensor from numpy": (b"\x80\x02ctorch._utils\n_rebuild_device_tensor_from_numpy\n.", Refused),
