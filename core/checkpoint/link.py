@@ -1,0 +1,113 @@
+"""What a Checkpointer needs of whoever runs it: the launcher's agent, or, without a launcher, this very process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from elastic_adapter.core.errors import ElasticError
+
+
+class NotRestored(ElasticError):
+    """There are checkpoints, and none of them can be restored. Nothing was begun from zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where this process saves from: its place in the world, and what its checkpoints are called after."""
+
+    rank: int
+    world_size: int
+    # 0 without a launcher.
+    generation: int
+    # Where buffers are to be made: a folder in memory that goes with the job.
+    folder: Path
+    # Of the names of buffers: what other processes of this node do not use.
+    slot: str
+    # The same for all ranks that write one checkpoint, and for no other run.
+    token: str
+    job: str | None = None
+    run: str | None = None
+    # The buffers in there that are still to be written; a full one that is not among them is nobody's any more.
+    busy: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """What is to be done once all ranks have written their part."""
+
+    verify: str = "sample"
+    md5: bool = False
+    keep_last: int | None = None
+    keep_every: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What rank 0 found in the folder: the name of the checkpoint to go on from, verified, and those before it."""
+
+    # Names of folders, the newest first; the first one is verified. Empty: there is nothing yet.
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Somebody wants the state to be saved now."""
+
+    reason: str
+    # The world is about to be replaced: do no further step after this one.
+    hold: bool = False
+
+
+class Link(Protocol):
+    """All calls are made by the thread that trains. Only those that say so wait."""
+
+    def open(self, root: str) -> Post:
+        """Say that checkpoints are made below this folder; where this process stands. Called once."""
+        ...
+
+    def resume(self, find: Callable[[], Found]) -> str | None:
+        """The name of the checkpoint that all ranks restore; None: begin from zero. Waits for whoever decides.
+
+        Where nobody has decided, ``find`` is called, on rank 0, and what it finds is what all ranks are told.
+        """
+        ...
+
+    def not_restored(self, name: str, why: str) -> NotRestored:
+        """This rank can't load what ``resume`` named. Waits to be ended, because all ranks begin anew with another one.
+
+        The error to raise, if that does not happen.
+        """
+        ...
+
+    def asked(self, done: int) -> Asked | None:
+        """So many steps are done: is this where all ranks save? May wait for a moment until that is agreed upon."""
+        ...
+
+    def want(self, reason: str) -> None:
+        """This rank thinks that it is time to save. What comes of it is told by ``asked``, to all ranks."""
+        ...
+
+    def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
+        """This rank's part of a checkpoint is in this buffer: see to it that it is written."""
+        ...
+
+    def missed(self, step: int, why: str) -> None:
+        """This rank's part of a checkpoint that others may be writing will not come; say so to people."""
+        ...
+
+    def hold(self, seconds: float) -> None:
+        """Wait to be stopped, for so long at most."""
+        ...
+
+    def settled(self, seconds: float | None = None) -> bool:
+        """Wait until nothing that this rank staged is still to be written; whether that came in time."""
+        ...
+
+    def troubles(self) -> tuple[str, ...]:
+        """What went wrong since this was last asked, for people; empty where the launcher tells them."""
+        ...
+
+    def close(self) -> None: ...
