@@ -76,7 +76,7 @@ class Link(Protocol):
         ...
 
     def not_restored(self, name: str, why: str) -> NotRestored:
-        """This rank can't load what ``resume`` named. Waits to be ended, because all ranks begin anew with another one.
+        """Say that what ``resume`` named can't be loaded here. Waits to be ended, because all ranks begin anew with another one.
 
         The error to raise, if that does not happen.
         """
@@ -87,15 +87,15 @@ class Link(Protocol):
         ...
 
     def want(self, reason: str) -> None:
-        """This rank thinks that it is time to save. What comes of it is told by ``asked``, to all ranks."""
+        """Say that it is time to save, as far as this rank can tell. What comes of it is told by ``asked``, to all ranks."""
         ...
 
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
-        """This rank's part of a checkpoint is in this buffer: see to it that it is written."""
+        """Hand over this rank's part of a checkpoint, which is in this buffer: it is written beside all else."""
         ...
 
     def missed(self, step: int, why: str) -> None:
-        """This rank's part of a checkpoint that others may be writing will not come; say so to people."""
+        """Say that this rank's part of a checkpoint that others may be writing will not come, and why."""
         ...
 
     def hold(self, seconds: float) -> None:
