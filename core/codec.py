@@ -81,6 +81,7 @@ def record_to_bytes(record: Record) -> bytes:
             "finished": sorted(record.finished),
             "ended_at": record.ended_at,
             "inquest": None if record.inquest is None else asdict(record.inquest),
+            "checkpoints": [asdict(each) for each in record.checkpoints],
         }
     )
 
@@ -95,6 +96,7 @@ def record_from_bytes(data: bytes) -> Record:
         ended_at=values["ended_at"],
         clock=values.get("clock"),
         inquest=_inquest_from_json(values.get("inquest")),
+        checkpoints=tuple(CheckpointRef(**each) for each in values.get("checkpoints", ())),
     )
 
 

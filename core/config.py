@@ -28,6 +28,10 @@ class JobConfig:
     blame_s: float = 0.25
     # How long workers get to save and stop before a planned change of the world.
     drain_s: float = 30.0
+    # Whether a newcomer is taken in only when a checkpoint was committed, however long that takes.
+    join_at_checkpoint: bool = False
+    # How long the next world, or the end, waits for a checkpoint that all ranks have staged.
+    save_wait_s: float = 30.0
     # How long survivors wait for a replacement before the job fails; None: without limit.
     hold_timeout_s: float | None = None
     # How long a node's lease lives without being renewed. What etcd grants is what counts.
@@ -46,7 +50,7 @@ class JobConfig:
             raise ValueError(f"fault-tolerance level 0 (off) contradicts max_restarts={self.policy.max_restarts}")
         if self.lease_s < SHORTEST_LEASE_S:
             raise ValueError(f"lease_s must be {SHORTEST_LEASE_S} or more, got {self.lease_s}")
-        for name in ("quiet_s", "leave_gather_s", "blame_s", "drain_s", "isolation_s"):
+        for name in ("quiet_s", "leave_gather_s", "blame_s", "drain_s", "isolation_s", "save_wait_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("hold_timeout_s", "hang_timeout_s", "start_timeout_s"):

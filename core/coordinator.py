@@ -13,9 +13,11 @@ from elastic_adapter.core.chronicle import Chronicle, notes_of
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import OutOfReach, assert_never
 from elastic_adapter.core.events import (
+    CheckpointEntered,
     Command,
     Commit,
     Conclude,
+    Enter,
     Event,
     Keep,
     MemberJoined,
@@ -251,13 +253,22 @@ class Coordinator:
 
     async def _perform(self, command: Command) -> None:
         match command:
-            case Commit(world=world, history=history, inquest=inquest):
-                await self._commit(Record(world, history, clock=self._clock, inquest=inquest))
-            case Keep(finished=finished, history=history, inquest=inquest):
-                record = replace(self._record, finished=finished, history=history, clock=self._clock, inquest=inquest)
-                with contextlib.suppress(OutOfReach):
-                    await self._registry.commit(self.epoch, record)
-                    self._record = record
+            case Commit(world=world, history=history, inquest=inquest, checkpoints=checkpoints):
+                record = Record(world, history, clock=self._clock, inquest=inquest, checkpoints=checkpoints)
+                await self._commit(record)
+            case Keep(finished=finished, history=history, inquest=inquest, checkpoints=checkpoints):
+                record = replace(
+                    self._record,
+                    finished=finished,
+                    history=history,
+                    clock=self._clock,
+                    inquest=inquest,
+                    checkpoints=checkpoints,
+                )
+                await self._try_to_commit(record)
+            case Enter(generation=generation, step=step, checkpoints=checkpoints):
+                entered = await self._try_to_commit(replace(self._record, checkpoints=checkpoints))
+                self.post(CheckpointEntered(generation, step, entered))
             case Conclude(outcome=outcome):
                 await self._conclude(replace(self._record, outcome=outcome, ended_at=time.time()))
             case Send(node=node, directive=directive):
@@ -266,6 +277,15 @@ class Coordinator:
                 log.info("%s", reason)
             case _:
                 assert_never(command)
+
+    async def _try_to_commit(self, record: Record) -> bool:
+        """Make it the truth, if that can be had now. Nothing that runs depends on it."""
+        try:
+            await self._registry.commit(self.epoch, record)
+        except OutOfReach:
+            return False
+        self._record = record
+        return True
 
     async def _conclude(self, record: Record) -> None:
         """Write down the end. Where that can't be done, it is an end all the same: whoever is told of it stops."""

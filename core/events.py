@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_adapter.core.blame import Inquest
-from elastic_adapter.core.model import Directive, Mark, Member, Outcome, StackReport, WorkerExit, World
+from elastic_adapter.core.model import (
+    CheckpointRef,
+    Directive,
+    Mark,
+    Member,
+    Outcome,
+    Shard,
+    StackReport,
+    WorkerExit,
+    World,
+)
 from elastic_adapter.core.restart import History
 
 
@@ -23,6 +33,11 @@ class MemberJoined:
     exits: tuple[WorkerExit, ...] = ()
     # Whether it is being checked, and takes no part until that is over.
     checking: bool = False
+    # Of that generation: the ranks here that save checkpoints, what they have saved and is not published, and what
+    # rank 0 found to go on from, where it was asked; None: it was not, or has not found out yet.
+    savers: tuple[int, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    found: tuple[CheckpointRef, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,92 @@ class NodeCleared:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointerOpened:
+    """A worker saves checkpoints, and can be asked to."""
+
+    node: str
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWanted:
+    """A worker says that it is time for a checkpoint."""
+
+    node: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsReached:
+    """The answer to a Pause: no worker of the node gets beyond so many steps before it is told more."""
+
+    node: str
+    generation: int
+    number: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReported:
+    node: str
+    generation: int
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPrepared:
+    """All of a checkpoint is on storage, and was read back. ``trouble``: why not."""
+
+    node: str
+    generation: int
+    step: int
+    uri: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntered:
+    """Whether the ledger has taken a checkpoint, as it was asked to."""
+
+    generation: int
+    step: int
+    entered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPublished:
+    """The checkpoint has its name. ``pruned``: those that were deleted because of it."""
+
+    node: str
+    generation: int
+    step: int
+    trouble: str = ""
+    pruned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsFound:
+    """What rank 0 found to go on from, the newest first, and verified; the others were not looked into."""
+
+    node: str
+    generation: int
+    found: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """A rank can't load the checkpoint that its world goes on from, and waits to be ended."""
+
+    node: str
+    generation: int
+    rank: int
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """A user wants the whole job to end."""
 
@@ -163,6 +264,15 @@ Event: TypeAlias = (
     | StacksDumped
     | NodeChecked
     | NodeCleared
+    | CheckpointerOpened
+    | SaveWanted
+    | StepsReached
+    | ShardReported
+    | CheckpointPrepared
+    | CheckpointEntered
+    | CheckpointPublished
+    | CheckpointsFound
+    | RestoreFailed
     | StopRequested
     | TimePassed
 )
@@ -176,6 +286,8 @@ class Commit:
     history: History
     # What is still to be told of the generation before, should somebody else lead when it is time to.
     inquest: Inquest | None = None
+    # The checkpoints of the run, the newest first.
+    checkpoints: tuple[CheckpointRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +297,16 @@ class Keep:
     finished: frozenset[int]
     history: History
     inquest: Inquest | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Make these the run's checkpoints. Whether that was done comes back as CheckpointEntered."""
+
+    generation: int
+    step: int
+    checkpoints: tuple[CheckpointRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,4 +330,4 @@ class Tell:
     kind: str = "decision"
 
 
-Command: TypeAlias = Commit | Keep | Conclude | Send | Tell
+Command: TypeAlias = Commit | Keep | Enter | Conclude | Send | Tell

@@ -9,12 +9,18 @@ Commands are in order, and each must be done before the next: a world is committ
 from __future__ import annotations
 
 from dataclasses import replace
-from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
+from signal import SIGBUS, SIGFPE, SIGILL, SIGINT, SIGQUIT, SIGSEGV
 from typing import TypeAlias
 
+from elastic_adapter.core import saves
 from elastic_adapter.core.blame import COMPLAINS, Inquest, by_cause, follows, listed
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
+    CheckpointEntered,
+    CheckpointerOpened,
+    CheckpointPrepared,
+    CheckpointPublished,
+    CheckpointsFound,
     Command,
     Commit,
     Conclude,
@@ -31,9 +37,13 @@ from elastic_adapter.core.events import (
     NodeProgressed,
     NodeStopped,
     PortsOffered,
+    RestoreFailed,
+    SaveWanted,
     Send,
     Severed,
+    ShardReported,
     StacksDumped,
+    StepsReached,
     StopRequested,
     Tell,
     TimePassed,
@@ -41,6 +51,7 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.hang import Hang, Pulse, convict, why
+from elastic_adapter.core.ledger import Saves
 from elastic_adapter.core.levels import admits, grows, survives_loss
 from elastic_adapter.core.membership import Settled, Waiting
 from elastic_adapter.core.model import (
@@ -52,8 +63,10 @@ from elastic_adapter.core.model import (
     Failed,
     Halt,
     Hold,
+    Level,
     Member,
     Outcome,
+    Resume,
     Run,
     Stopped,
     Succeeded,
@@ -65,22 +78,26 @@ from elastic_adapter.core.model import (
 from elastic_adapter.core.restart import Action, GiveUp, Ignore, Restart, decide, failure_of
 from elastic_adapter.core.state import (
     STORY_S,
+    Closing,
     Draining,
     Finished,
     Gathering,
     Holding,
     Job,
+    Parting,
     Running,
     accounted_for,
     deadline,
     doubt_until,
     finished_ranks,
     hang_deadline,
+    in_flight,
     is_active,
     is_complete,
     is_welcome,
     jitter_of,
     mute_deadline,
+    save_deadline,
     settled,
     with_member,
     without_member,
@@ -89,6 +106,10 @@ from elastic_adapter.core.world import plan, seating
 
 # Signals that a worker gets for what it did itself.
 _CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
+# These mean now, without a checkpoint.
+_IN_A_HURRY = (SIGINT, SIGQUIT)
+# When newcomers that wait for a checkpoint have another one asked for, after one did not come.
+_ASK_AGAIN_S = 60.0
 # How often a job that holds, or waits for nodes, says so.
 _REMIND_S = 60.0
 # How long the stacks of a world that hangs are waited for.
@@ -106,8 +127,16 @@ Step: TypeAlias = tuple[Job, tuple[Command, ...]]
 
 def step(job: Job, event: Event, now: float) -> Step:
     """What happens next. A repeated or late event is harmless: it is dropped by its generation or node."""
-    if isinstance(job.phase, Finished):
-        return _after_the_end(job, job.phase, event)
+    match job.phase:
+        case Finished() as phase:
+            return _after_the_end(job, phase, event)
+        case Closing() as phase:
+            return _before_the_end(job, phase, event, now)
+        case _:
+            return _let_go(*_step(job, event, now))
+
+
+def _step(job: Job, event: Event, now: float) -> Step:
     match event:
         case MemberJoined() | MemberSilent() | MemberLost() | MemberReady() | MemberLeaving():
             return _membership(job, event, now)
@@ -117,8 +146,19 @@ def step(job: Job, event: Event, now: float) -> Step:
             return _workers(job, event, now)
         case Severed(reason=reason):
             return _part_lost(job, reason, now) if is_active(job) and job.absent else (job, ())
-        case StopRequested(node=node, signal=number):
-            return _finish(job, Stopped(f"{signal_name(number)} on {node}", number))
+        case (
+            CheckpointerOpened()
+            | StepsReached()
+            | ShardReported()
+            | CheckpointPrepared()
+            | CheckpointEntered()
+            | CheckpointPublished()
+        ):
+            return _saved(job, event, now)
+        case SaveWanted() | CheckpointsFound() | RestoreFailed():
+            return _checkpoints(job, event, now)
+        case StopRequested():
+            return _stop_requested(job, event, now)
         case TimePassed():
             return _time_passed(job, now)
         case _:
@@ -182,7 +222,70 @@ def _after_the_end(job: Job, phase: Finished, event: Event) -> Step:
             return job, ()
 
 
+def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
+    """The end is decided; what is left to do is a checkpoint. Whoever is in a hurry is not kept."""
+    commands: tuple[Command, ...] = ()
+    match event:
+        case MemberJoined(member=member):
+            job = with_member(accounted_for(job, member.node), member)
+            job, commands = _with_saves(job, event, now)
+            commands = (*commands, Send(member.node, Wait(_closing_words(job))))
+        case MemberLost(node=node) | MemberSilent(node=node):
+            job = without_member(job, node)
+        case MemberLeaving() | StopRequested():
+            return _conclude(job, phase.outcome)
+        case (
+            CheckpointerOpened()
+            | StepsReached()
+            | ShardReported()
+            | CheckpointPrepared()
+            | CheckpointEntered()
+            | CheckpointPublished()
+        ):
+            job, commands = saves.hear(job, event, now)
+        case TimePassed():
+            job, commands = saves.time_passed(job, now)
+        case _:
+            return job, ()
+    if in_flight(job) is not None and now < phase.until:
+        return job, commands
+    after, more = _conclude(job, phase.outcome)
+    return after, (*commands, *more)
+
+
 def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
+    """A node is here, for the first time or again, with all that it has to tell."""
+    after, commands = _taken_in(job, joined, now)
+    if isinstance(after.phase, Closing | Finished) or after.member(joined.member.node) is None:
+        return after, commands
+    after, more = _with_saves(after, joined, now)
+    if more or after.saves != job.saves:
+        after, last = _saves_changed(after, now)
+        more = (*more, *last)
+    return after, (*commands, *more)
+
+
+def _with_saves(job: Job, joined: MemberJoined, now: float) -> Step:
+    """Take what an agent tells of checkpoints, and tell it what its world goes on from: either may have been lost."""
+    world, node, generation = job.world, joined.member.node, joined.seen
+    if world is None or generation != world.generation or node not in world.nodes:
+        return job, ()
+    told: tuple[Command, ...] = ()
+    events: tuple[CheckpointerOpened | ShardReported, ...] = (
+        *(CheckpointerOpened(node, generation, rank) for rank in joined.savers),
+        *(ShardReported(node, generation, shard) for shard in joined.shards),
+    )
+    for event in events:
+        job, commands = saves.hear(job, event, now)
+        told = (*told, *commands)
+    if joined.found is not None and not job.saves.resumed:
+        job, commands = _found(job, CheckpointsFound(node, generation, joined.found))
+        return job, (*told, *commands)
+    resume = (Send(node, Resume(generation, job.saves.resume_from)),) if job.saves.resumed else ()
+    return job, (*told, *resume)
+
+
+def _taken_in(job: Job, joined: MemberJoined, now: float) -> Step:
     world, member = job.world, joined.member
     known = job.member(member.node)
     if known is not None:
@@ -352,7 +455,7 @@ def _as_drained(job: Job, node: str) -> Job:
 def _part_lost(job: Job, reason: str, now: float) -> Step:
     """Unfinished workers of the world are gone, with their node or with their agent. Not charged."""
     if not survives_loss(job.config):
-        return _finish(job, Failed(f"{reason}; fault tolerance is off (level 0)"))
+        return _finish(job, Failed(f"{reason}; fault tolerance is off (level 0)"), now)
     return _replace_world(job, reason, now)
 
 
@@ -387,7 +490,7 @@ def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str
     reason = f"node{'s' if len(nodes) > 1 else ''} {names} leave{'' if len(nodes) > 1 else 's'} ({signal_name(number)})"
     reason = f"{cause}; {reason}" if cause else reason
     if len(job.members) == len(nodes) and not job.absent:
-        return _finish(job, Stopped(reason, number))
+        return _finish(job, Stopped(reason, number), now)
     world = job.world
     unfinished = world is not None and any(node in world.nodes and not is_complete(job, node) for node in nodes)
     # Those who have done their part are not waited for, even if they fell silent on their way out.
@@ -439,7 +542,7 @@ def _exited(job: Job, exit: WorkerExit, now: float) -> Step:
         case (Running(finished=finished) | Draining(finished=finished)) as phase if exit.ok:
             finished = finished | {exit.rank}
             if len(finished) == world.world_size:
-                return _finish(job, Succeeded())
+                return _finish(replace(job, phase=replace(phase, finished=finished)), Succeeded(), now)
             job = replace(job, phase=replace(phase, finished=finished))
             done = exit.rank not in phase.finished and is_complete(job, exit.node)
             # A node that has done its part may go, whoever leads then.
@@ -502,7 +605,7 @@ def _failed(job: Job, exits: tuple[WorkerExit, ...], now: float) -> Step:
         case GiveUp(reason=reason):
             others, more = listed(exits[1:])
             left = policy.max_restarts - job.history.spent(policy, now)
-            return _finish(job, Failed(reason, first, others=others, more=more, restarts_left=left))
+            return _finish(job, Failed(reason, first, others=others, more=more, restarts_left=left), now)
         case Ignore():
             # Only an exit that is looked at for the first time can be ignored.
             return job, ()
@@ -545,7 +648,8 @@ def _explain(job: Job) -> Step:
 
 
 def _keep(job: Job) -> Keep:
-    return Keep(finished_ranks(job), job.history, None if job.inquest is None else job.inquest.brief)
+    inquest = None if job.inquest is None else job.inquest.brief
+    return Keep(finished_ranks(job), job.history, inquest, job.checkpoints)
 
 
 def _told_of_workers(job: Job, event: NodeProgressed | StacksDumped, now: float) -> Step:
@@ -596,7 +700,7 @@ def _checked(job: Job, event: NodeChecked, now: float) -> Step:
     if event.trouble:
         reason = f"node {node} failed its health check: {event.trouble}"
         if len(job.members) == 1 and not job.absent:
-            return _finish(job, Failed(reason))
+            return _finish(job, Failed(reason), now)
         after, commands = _gone(job, node, reason, now)
         return after, (*commands, Send(node, Halt(Failed(reason, alone=True))))
     return _taken_back(job, member, f"node {node} passed its health check", now)
@@ -662,6 +766,11 @@ def _time_passed(job: Job, now: float) -> Step:
         after, commands = _time_passed(job, now)
         written = any(isinstance(each, Commit | Keep | Conclude) for each in commands)
         return after, (*told, *commands, *(() if written else (_keep(after),)))
+    when = save_deadline(job)
+    if when is not None and now >= when:
+        job, told = saves.time_passed(job, now)
+        after, commands = _saves_changed(job, now)
+        return after, (*told, *commands)
     when = deadline(job)
     if when is None or now < when or (job.world is None and not isinstance(job.phase, Gathering)):
         return job, ()
@@ -687,7 +796,12 @@ def _time_passed_while_gathering(job: Job, now: float) -> Step:
 
 
 def _time_passed_while_running(job: Job, phase: Running, world: World, now: float) -> Step:
-    if phase.leaving:
+    change = None if phase.exits else _planned(job, phase, now)
+    if change is not None and (waiting := _save_first(job, phase, change, now)) is not None:
+        return waiting
+    if phase.stop is not None and change is not None:
+        return _finish(job, Stopped(change, phase.stop.signal), now)
+    if phase.leaving and (change is not None or phase.exits):
         # Now, or earlier than planned because the world is to be replaced anyway. It explains what failed meanwhile.
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now)
     if phase.judge_at is not None and now >= phase.judge_at and not job.absent:
@@ -700,13 +814,170 @@ def _time_passed_while_running(job: Job, phase: Running, world: World, now: floa
         return replace(job, said_mute=True), (Tell(_MUTE),)
     if phase.finished:
         return replace(job, phase=replace(phase, joined=None)), ()
-    return _drain(job, world, now)
+    return _drain(job, world, now) if change is not None else (job, ())
+
+
+def _planned(job: Job, phase: Running, now: float) -> str | None:
+    """The change of the world that somebody wants, and that it is time for."""
+    if phase.stop is not None:
+        return f"{signal_name(phase.stop.signal)} on {phase.stop.node}"
+    if phase.leave_at is not None and now >= phase.leave_at:
+        return f"{', '.join(each.node for each in phase.leaving)} leaves"
+    if phase.joined is not None and now >= phase.joined + job.config.quiet_s:
+        return "nodes join"
+    return None
+
+
+def _save_first(job: Job, phase: Running, change: str, now: float) -> Step | None:
+    """Ask for a checkpoint before a planned change, and wait for it; None: the change goes ahead."""
+    patient = job.config.join_at_checkpoint and phase.stop is None and not phase.leaving
+    parting = phase.parting
+    if parting is None:
+        if saves.can_ask(job):
+            until = None if patient else now + job.config.drain_s
+            job, commands = saves.ask(
+                replace(job, phase=replace(phase, parting=Parting(until))), change, now, hold=True
+            )
+            return job, commands
+        # Nobody can be asked: who insists on a checkpoint waits for somebody who can.
+        return (replace(job, phase=replace(phase, joined=None)), ()) if patient else None
+    if parting.over:
+        return None
+    if parting.until is None and not patient:
+        return replace(job, phase=replace(phase, parting=Parting(now + job.config.drain_s))), ()
+    if parting.until is not None and now >= parting.until:
+        return None
+    return job, ()
+
+
+def _let_go(job: Job, commands: tuple[Command, ...]) -> Step:
+    """Workers that wait for a change of the world go on if nobody wants it any more."""
+    phase = job.phase
+    if not isinstance(phase, Running) or phase.parting is None:
+        return job, commands
+    if phase.leaving or phase.stop is not None or phase.joined is not None:
+        return job, commands
+    job, more = saves.call_off(replace(job, phase=replace(phase, parting=None)), "the change is called off")
+    return job, (*commands, *more)
+
+
+def _stop_requested(job: Job, event: StopRequested, now: float) -> Step:
+    """The end of the job; in good order, if there is time for it."""
+    phase = job.phase
+    outcome = Stopped(f"{signal_name(event.signal)} on {event.node}", event.signal)
+    if not isinstance(phase, Running) or event.signal in _IN_A_HURRY or phase.stop is not None:
+        return _finish(job, outcome, now)
+    if not saves.can_ask(job):
+        return _finish(job, outcome, now)
+    job = replace(job, phase=replace(phase, stop=event))
+    waiting = _save_first(job, replace(phase, stop=event), outcome.reason, now)
+    return waiting if waiting is not None else _finish(job, outcome, now)
+
+
+def _saved(
+    job: Job,
+    event: CheckpointerOpened
+    | StepsReached
+    | ShardReported
+    | CheckpointPrepared
+    | CheckpointEntered
+    | CheckpointPublished,
+    now: float,
+) -> Step:
+    after, commands = saves.hear(job, event, now)
+    if after == job:
+        return job, commands
+    after, more = _saves_changed(after, now)
+    return after, (*commands, *more)
+
+
+def _saves_changed(job: Job, now: float) -> Step:
+    """Whoever waited for a checkpoint may have waited long enough."""
+    phase, world = job.phase, job.world
+    if isinstance(phase, Holding):
+        return _try_to_form(job, now) if in_flight(job) is None else (job, ())
+    if not isinstance(phase, Running) or world is None:
+        return job, ()
+    parting = phase.parting
+    if parting is not None and not parting.over and job.saves.ask is None:
+        there = bool(job.checkpoints) and job.checkpoints[0].generation == world.generation
+        if parting.until is None and not there:
+            # It did not come. Nobody is kept from training for that, and it is tried again.
+            again = now + _ASK_AGAIN_S - job.config.quiet_s
+            job, commands = saves.call_off(
+                replace(job, phase=replace(phase, parting=None, joined=again)), "no checkpoint"
+            )
+            return job, commands
+        phase = replace(phase, parting=replace(parting, over=True))
+        return _time_passed_while_running(replace(job, phase=phase), phase, world, now)
+    if job.config.join_at_checkpoint and phase.joined is None and saves.can_ask(job) and _somebody_waits(job, world):
+        return _time_passed(replace(job, phase=replace(phase, joined=now)), now)
+    return job, ()
+
+
+def _somebody_waits(job: Job, world: World) -> bool:
+    """Whether a node could be taken in, and is not."""
+    newcomers = (member for member in job.members if member.node not in world.nodes)
+    return grows(job.config, world) and any(each.warm and is_welcome(job, each.node) for each in newcomers)
+
+
+def _checkpoints(job: Job, event: SaveWanted | CheckpointsFound | RestoreFailed, now: float) -> Step:
+    world = job.world
+    if world is None or event.generation != world.generation or event.node not in world.nodes or not is_active(job):
+        return job, ()
+    match event:
+        case SaveWanted(reason=reason):
+            busy = job.saves.ask is not None or not saves.can_ask(job)
+            return (job, ()) if busy else saves.ask(job, reason, now, hold=False)
+        case CheckpointsFound():
+            return _found(job, event)
+        case RestoreFailed():
+            return _not_restored(job, event, now)
+        case _:
+            assert_never(event)
+
+
+def _found(job: Job, event: CheckpointsFound) -> Step:
+    """Rank 0 has looked what there is to go on from: all ranks of the world are told the same."""
+    world = job.world
+    if world is None or event.node != world.nodes[0] or world.resume_from is not None:
+        return job, ()
+    first = event.found[0] if event.found else None
+    told: tuple[Command, ...] = ()
+    if not job.saves.resumed:
+        known = job.checkpoints or event.found
+        job = replace(job, saves=replace(job.saves, resumed=True, resume_from=first), checkpoints=known)
+        words = f"goes on from {first.uri}" if first is not None else "begins without a checkpoint: there is none"
+        told = (_keep(job), Tell(f"generation {world.generation} {words}", "checkpoint"))
+    resume = Resume(world.generation, job.saves.resume_from)
+    return job, (*told, *_send_to(job, world.nodes, resume))
+
+
+def _not_restored(job: Job, event: RestoreFailed, now: float) -> Step:
+    """A rank can't load what its world goes on from: all begin anew with the one before. Not charged."""
+    if not isinstance(job.phase, Running) or job.world is None or event.rank not in job.world.ranks(event.node):
+        return job, ()
+    reason = f"rank {event.rank} on {event.node} can't restore {event.name}: {event.why}"
+    kept = tuple(each for each in job.checkpoints if each.name != event.name)
+    job = replace(job, checkpoints=kept, broken=True)
+    if not kept:
+        return _finish(job, Failed(f"{reason}; there is no other checkpoint to go on from"), now)
+    if job.config.level == Level.OFF:
+        return _finish(job, Failed(f"{reason}; fault tolerance is off (level 0)"), now)
+    return _replace_world(job, f"{reason}; going on from {kept[0].name}", now)
 
 
 def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     limit = job.config.hold_timeout_s
     if limit is not None and now >= phase.since + limit:
-        return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"))
+        return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"), now)
+    if in_flight(job) is not None and now >= phase.since + job.config.save_wait_s:
+        job = replace(job, saves=Saves())
+        after, commands = _try_to_form(job, now)
+        return after, (
+            Tell("the checkpoint that was being written is not waited for any longer", "checkpoint"),
+            *commands,
+        )
     until = doubt_until(job)
     if until is not None and now >= until:
         # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
@@ -731,6 +1002,9 @@ def _drain(job: Job, world: World, now: float) -> Step:
 def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0) -> Step:
     """The current world is over. Form the next one, or hold the survivors until that is possible."""
     phase = job.phase
+    if isinstance(phase, Running) and phase.stop is not None:
+        # The end was asked for before.
+        return _finish(job, Stopped(f"{signal_name(phase.stop.signal)} on {phase.stop.node}", phase.stop.signal), now)
     if isinstance(phase, Running) and phase.leaving:
         # Those who are about to go do not take part in another world.
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now, cause=reason)
@@ -759,6 +1033,12 @@ def _try_to_form(job: Job, now: float) -> Step:
     assert isinstance(phase, Gathering | Holding)
     if (missing := _unaccounted(job)) is not None:
         return _wait(job, phase, missing), ()
+    if (
+        isinstance(phase, Holding)
+        and (save := in_flight(job)) is not None
+        and now < phase.since + job.config.save_wait_s
+    ):
+        return _wait(job, phase, f"waiting for the checkpoint of step {save.step}, which is being written"), ()
     since = phase.since if isinstance(phase, Gathering) else now
     match settled(job, since, now):
         case Waiting(reason=reason):
@@ -782,6 +1062,7 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
         job.world,
         restart_count=job.history.count,
         reason=reason,
+        resume_from=job.checkpoints[0] if job.checkpoints else None,
         start_delay_s=phase.start_delay_s if isinstance(phase, Holding) else 0.0,
     )
     host = replace(seated[0], ports=seated[0].ports[1:])
@@ -792,9 +1073,10 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
         doubtful=(),
         broken=False,
         taken=(*job.taken, (world.generation, world.master))[-_PORTS_KEPT:],
+        saves=Saves(),
     )
     return job, (
-        Commit(world, job.history, None if job.inquest is None else job.inquest.brief),
+        Commit(world, job.history, None if job.inquest is None else job.inquest.brief, job.checkpoints),
         Tell(
             f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}",
             "world",
@@ -805,7 +1087,26 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
     )
 
 
-def _finish(job: Job, outcome: Outcome) -> Step:
+def _finish(job: Job, outcome: Outcome, now: float) -> Step:
+    """It is over; but not before a checkpoint is written that all ranks have staged. Who stops a job does not wait."""
+    if isinstance(outcome, Stopped) or in_flight(job) is None or job.config.save_wait_s == 0:
+        return _conclude(job, outcome)
+    closing = Closing(outcome, now + job.config.save_wait_s, finished_ranks(job))
+    job = replace(job, phase=closing, absent=frozenset())
+    reason = _closing_words(job)
+    nodes = job.world.nodes if job.world is not None else ()
+    # Those who still train stop; those who have ended wait.
+    directive = Wait(reason) if isinstance(outcome, Succeeded) else Hold(reason)
+    return job, (Tell(reason, "checkpoint"), *_send_to(job, nodes, directive))
+
+
+def _closing_words(job: Job) -> str:
+    save = in_flight(job)
+    step = f"the checkpoint of step {save.step}" if save is not None else "a checkpoint"
+    return f"the job is over; {step} is still being written"
+
+
+def _conclude(job: Job, outcome: Outcome) -> Step:
     job, told = _explain(job)
     return replace(job, phase=Finished(outcome)), (
         *told,

@@ -56,7 +56,13 @@ class Endpoint:
 class CheckpointRef:
     step: int
     generation: int
+    # The folder, as rank 0's node calls it.
     uri: str
+
+    @property
+    def name(self) -> str:
+        """The same wherever a node has mounted the storage."""
+        return self.uri.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +269,26 @@ class Stopped:
 Outcome: TypeAlias = Succeeded | Failed | Stopped
 
 
+class Part(IntEnum):
+    """What has become of one rank's part of a checkpoint."""
+
+    # It is in shared memory, and outlives the worker.
+    STAGED = 0
+    WRITTEN = 1
+    # It will not be written.
+    MISSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a checkpoint."""
+
+    rank: int
+    step: int
+    part: Part
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why a generation failed, as far as was heard, and what was decided about it."""
@@ -359,7 +385,54 @@ class Explain:
     verdict: Verdict
 
 
-Directive: TypeAlias = Run | Drain | Hold | Wait | Halt | Dump | Check | Explain
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Tell how far the workers can have got when they hear this: they wait there until they know where all save."""
+
+    generation: int
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAt:
+    """All ranks save when so many steps are done; None: nowhere, they go on."""
+
+    generation: int
+    number: int
+    step: int | None
+    # Whether they do no further step after that.
+    hold: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """All parts of a checkpoint are written: put it together, and read it back."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The checkpoint is in the ledger: give it its name."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What all ranks of a world go on from that named none itself; None: from the beginning."""
+
+    generation: int
+    checkpoint: CheckpointRef | None
+
+
+Directive: TypeAlias = (
+    Run | Drain | Hold | Wait | Halt | Dump | Check | Explain | Pause | SaveAt | Prepare | Publish | Resume
+)
 
 
 @dataclass(frozen=True, slots=True)

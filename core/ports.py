@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from elastic_adapter.core.blame import Inquest
-from elastic_adapter.core.model import Failed, Outcome, Seat, World
+from elastic_adapter.core.model import CheckpointRef, Failed, Outcome, Seat, World
 from elastic_adapter.core.restart import History
 
 
@@ -35,6 +35,8 @@ class Record:
     clock: float | None = None
     # Why the generation before failed, as long as that is still to be told.
     inquest: Inquest | None = None
+    # The ledger: the checkpoints of this run that exist, the newest first.
+    checkpoints: tuple[CheckpointRef, ...] = ()
 
     def on_clock(self, clock: float) -> Record:
         """The same, with times by another clock, of which this is what to add to it for the wall clock."""

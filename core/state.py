@@ -12,10 +12,11 @@ from zlib import crc32
 from elastic_adapter.core.blame import Inquest
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import assert_never
-from elastic_adapter.core.events import MemberLeaving
+from elastic_adapter.core.events import MemberLeaving, StopRequested
 from elastic_adapter.core.hang import Hang, Pulse, due
+from elastic_adapter.core.ledger import Save, Saves, Stage
 from elastic_adapter.core.membership import Settlement, Waiting, settle
-from elastic_adapter.core.model import Endpoint, Member, Outcome, WorkerExit, World
+from elastic_adapter.core.model import CheckpointRef, Endpoint, Member, Outcome, WorkerExit, World
 from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import History
 
@@ -27,6 +28,16 @@ KILL_S = 5.0
 _FIRST_WORD_S = 5.0
 # For so long, at least, workers may take to their first step before it is said that none was told of.
 _FIRST_STEP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """A planned change of the world waits for the checkpoint that was asked for because of it."""
+
+    # When it goes ahead regardless; None: without a checkpoint it does not.
+    until: float | None
+    # Whether it may: the checkpoint is there, or will not come.
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,9 @@ class Running:
     # Those who were asked to go, and when they have waited long enough for others to go with them.
     leaving: tuple[MemberLeaving, ...] = ()
     leave_at: float | None = None
+    # Somebody asked for the end of the job, in good order.
+    stop: StopRequested | None = None
+    parting: Parting | None = None
     # Failures that are not judged yet: the cause may still come, or the loss of another node may explain them.
     exits: tuple[WorkerExit, ...] = ()
     judge_at: float | None = None
@@ -84,11 +98,20 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """The end is decided; a checkpoint is still being written, and is waited for until then."""
+
+    outcome: Outcome
+    until: float
+    finished: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     outcome: Outcome
 
 
-Phase: TypeAlias = Gathering | Running | Draining | Holding | Finished
+Phase: TypeAlias = Gathering | Running | Draining | Holding | Closing | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +137,10 @@ class Job:
     checking: frozenset[str] = frozenset()
     # Whether it was said that nobody tells of progress.
     said_mute: bool = False
+    # The ledger: checkpoints that the next world can go on from, the newest first.
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    # Those that the last world is making.
+    saves: Saves = field(default_factory=Saves)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -146,12 +173,22 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
         taken=((record.world.generation, record.world.master),),
         # Those who are to be told come first.
         inquest=None if record.inquest is None else replace(record.inquest, until=now + STORY_S),
+        checkpoints=record.checkpoints,
     )
 
 
 def deadline(job: Job) -> float | None:
     """The time at which ``TimePassed`` would change something; None: only an event can."""
-    return _earliest(_phase_deadline(job), None if job.inquest is None else job.inquest.until)
+    return earliest(_phase_deadline(job), save_deadline(job), None if job.inquest is None else job.inquest.until)
+
+
+def save_deadline(job: Job) -> float | None:
+    """When something is to be done about checkpoints, whatever becomes of the world."""
+    ask = job.saves.ask
+    if isinstance(job.phase, Finished):
+        return None
+    answers = None if ask is None or ask.step is not None else ask.until
+    return earliest(answers, *(each.enter_at for each in job.saves.under_way))
 
 
 def _phase_deadline(job: Job) -> float | None:
@@ -165,12 +202,18 @@ def _phase_deadline(job: Job) -> float | None:
             # While a node is silent, a failure elsewhere can't be judged.
             judge_at = None if job.absent else judge_at
             drain_at = None if joined is None or phase.exits else joined + job.config.quiet_s
-            return _earliest(leave_at, judge_at, drain_at, hang_deadline(job, phase), mute_deadline(job, phase))
+            change_at = earliest(leave_at, drain_at)
+            if phase.parting is not None and not phase.parting.over:
+                change_at = phase.parting.until
+            return earliest(change_at, judge_at, hang_deadline(job, phase), mute_deadline(job, phase))
         case Draining(until=until):
             return until
         case Holding(since=since, remind_at=remind_at):
             limit = job.config.hold_timeout_s
-            return _earliest(remind_at, doubt_until(job), None if limit is None else since + limit)
+            saved_by = since + job.config.save_wait_s if in_flight(job) is not None else None
+            return earliest(remind_at, doubt_until(job), None if limit is None else since + limit, saved_by)
+        case Closing(until=until):
+            return until
         case Finished():
             return None
         case _:
@@ -179,7 +222,7 @@ def _phase_deadline(job: Job) -> float | None:
 
 def hang_deadline(job: Job, phase: Running) -> float | None:
     """When a hang is found, or decided upon; None: there is none, or something else will end the world."""
-    if phase.exits or job.absent:
+    if phase.exits or job.absent or phase.parting is not None:
         return None
     return phase.hang.until if phase.hang is not None else due(job.config, phase.pulse)
 
@@ -187,7 +230,7 @@ def hang_deadline(job: Job, phase: Running) -> float | None:
 def mute_deadline(job: Job, phase: Running) -> float | None:
     """When it is said that nobody tells of progress."""
     limit = job.config.hang_timeout_s
-    if limit is None or job.said_mute or phase.pulse.moved_at is not None:
+    if limit is None or job.said_mute or phase.pulse.moved_at is not None or phase.parting is not None:
         return None
     return phase.pulse.since + max(limit, _FIRST_STEP_S)
 
@@ -237,7 +280,7 @@ def is_active(job: Job) -> bool:
 
 def finished_ranks(job: Job) -> frozenset[int]:
     """The ranks that ended with code 0 in the last world."""
-    return job.phase.finished if isinstance(job.phase, Running | Draining | Holding) else frozenset()
+    return job.phase.finished if isinstance(job.phase, Running | Draining | Holding | Closing) else frozenset()
 
 
 def is_complete(job: Job, node: str) -> bool:
@@ -245,6 +288,23 @@ def is_complete(job: Job, node: str) -> bool:
     if job.world is None or node not in job.world.nodes:
         return False
     return not isinstance(job.phase, Gathering | Finished) and finished_ranks(job).issuperset(job.world.ranks(node))
+
+
+def in_flight(job: Job) -> Save | None:
+    """A checkpoint that will be there soon, even if its world is over; the newest of them."""
+    return next((each for each in reversed(job.saves.under_way) if is_saving(job, each)), None)
+
+
+def is_saving(job: Job, save: Save) -> bool:
+    """Whether all ranks have staged their parts, and those who have not written them yet are still there to do so."""
+    world = job.world
+    if world is None or not save.staged.issuperset(range(world.world_size)):
+        return False
+    if job.member(world.nodes[0]) is None:
+        return False
+    if save.stage is not Stage.WRITING:
+        return True
+    return all(job.member(node) is not None or save.written.issuperset(world.ranks(node)) for node in world.nodes)
 
 
 def is_welcome(job: Job, node: str) -> bool:
@@ -257,5 +317,5 @@ def jitter_of(job: Job) -> float:
     return crc32(f"{job.config.job_id} {generation}".encode()) / 2**32
 
 
-def _earliest(*times: float | None) -> float | None:
+def earliest(*times: float | None) -> float | None:
     return min((time for time in times if time is not None), default=None)

@@ -18,6 +18,7 @@ from elastic_adapter.core.events import (
     Command,
     Commit,
     Conclude,
+    Enter,
     Event,
     Keep,
     MemberJoined,
@@ -55,8 +56,13 @@ from elastic_adapter.core.model import (
     Mark,
     Member,
     Outcome,
+    Pause,
     Placement,
+    Prepare,
+    Publish,
+    Resume,
     Run,
+    SaveAt,
     StackReport,
     Stopped,
     Succeeded,
@@ -67,6 +73,7 @@ from elastic_adapter.core.model import (
 from elastic_adapter.core.restart import RestartPolicy
 from elastic_adapter.core.state import (
     KILL_S,
+    Closing,
     Draining,
     Finished,
     Gathering,
@@ -166,6 +173,8 @@ def outline(job: Job) -> str:
             return " ".join(("gathering:", *(member.node for member in job.members)))
         case Running() | Draining() | Holding():
             return f"{type(job.phase).__name__.lower()}{world}{charged}"
+        case Closing(outcome=outcome):
+            return f"closing: {type(outcome).__name__.lower()} {outcome.exit_code}"
         case Finished(outcome=outcome):
             return f"{type(outcome).__name__.lower()} {outcome.exit_code}"
         case _:
@@ -676,6 +685,10 @@ def _words(command: Command) -> str:
             return reason
         case Send(directive=Explain(verdict=verdict)):
             return verdict.decision
+        case Send(directive=Pause(reason=reason) | SaveAt(reason=reason)):
+            return reason
+        case Send(directive=Prepare() | Publish() | Resume()) | Enter():
+            return str(command)
         case _:
             raise AssertionError(f"unhandled value: {command!r}")
 

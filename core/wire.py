@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
+    CheckpointerOpened,
+    CheckpointPrepared,
+    CheckpointPublished,
+    CheckpointsFound,
     Event,
     MemberJoined,
     MemberLeaving,
@@ -13,7 +17,11 @@ from elastic_adapter.core.events import (
     NodeProgressed,
     NodeStopped,
     PortsOffered,
+    RestoreFailed,
+    SaveWanted,
+    ShardReported,
     StacksDumped,
+    StepsReached,
     StopRequested,
     WorkerErred,
     WorkerExited,
@@ -33,8 +41,15 @@ from elastic_adapter.core.model import (
     Mark,
     Member,
     Outcome,
+    Part,
+    Pause,
     Peer,
+    Prepare,
+    Publish,
+    Resume,
     Run,
+    SaveAt,
+    Shard,
     StackReport,
     Stopped,
     Succeeded,
@@ -42,13 +57,24 @@ from elastic_adapter.core.model import (
     Wait,
     WorkerExit,
 )
-from elastic_adapter.core.state import Draining, Finished, Gathering, Holding, Job, Running
+from elastic_adapter.core.state import Closing, Draining, Finished, Gathering, Holding, Job, Running
 from elastic_adapter.proto import control_pb2 as pb
 
 # What a stream carries besides its messages: the run's token, and the epoch of whoever answers.
 TOKEN = "elastic-token"  # noqa: S105 (its name, not a token)
 EPOCH = "elastic-epoch"
 
+SaveReport = (
+    CheckpointerOpened
+    | SaveWanted
+    | StepsReached
+    | ShardReported
+    | CheckpointPrepared
+    | CheckpointPublished
+    | CheckpointsFound
+    | RestoreFailed
+)
+SaveDirective = Pause | SaveAt | Prepare | Publish | Resume
 Report = (
     PortsOffered
     | WorkerExited
@@ -61,6 +87,7 @@ Report = (
     | MemberReady
     | MemberLeaving
     | StopRequested
+    | SaveReport
 )
 
 
@@ -79,6 +106,9 @@ def hello_to_wire(state: MemberJoined) -> pb.Report:
         control=member.control,
         cold=not member.warm,
         checking=state.checking,
+        savers=state.savers,
+        shards=[_shard_to_wire(shard) for shard in state.shards],
+        found=None if state.found is None else _checkpoints_to_wire(state.found),
     )
     return pb.Report(hello=hello)
 
@@ -101,6 +131,9 @@ def hello_from_wire(report: pb.Report, order: int) -> MemberJoined:
         seen=hello.seen,
         exits=tuple(_exit_from_wire(exit) for exit in hello.exits),
         checking=hello.checking,
+        savers=tuple(hello.savers),
+        shards=tuple(_shard_from_wire(shard) for shard in hello.shards),
+        found=_checkpoints_from_wire(hello.found) if hello.HasField("found") else None,
     )
 
 
@@ -136,6 +169,34 @@ def report_to_wire(report: Report) -> pb.Report:
             return pb.Report(leaving=pb.Leaving(signal=signal))
         case StopRequested(signal=signal):
             return pb.Report(stop_requested=pb.StopRequested(signal=signal))
+        case _:
+            return _save_report_to_wire(report)
+
+
+def _save_report_to_wire(report: SaveReport) -> pb.Report:
+    generation = report.generation
+    match report:
+        case CheckpointerOpened(rank=rank):
+            return pb.Report(checkpointer_opened=pb.CheckpointerOpened(generation=generation, rank=rank))
+        case SaveWanted(reason=reason):
+            return pb.Report(save_wanted=pb.SaveWanted(generation=generation, reason=_text(reason)))
+        case StepsReached(number=number, step=step):
+            return pb.Report(steps_reached=pb.StepsReached(generation=generation, number=number, step=step))
+        case ShardReported(shard=shard):
+            told = pb.ShardReported(generation=generation, shard=_shard_to_wire(shard))
+            return pb.Report(shard_reported=told)
+        case CheckpointPrepared(step=step, uri=uri, trouble=trouble):
+            prepared = pb.CheckpointPrepared(generation=generation, step=step, uri=_text(uri), trouble=_text(trouble))
+            return pb.Report(checkpoint_prepared=prepared)
+        case CheckpointPublished(step=step, trouble=trouble, pruned=pruned):
+            published = pb.CheckpointPublished(generation=generation, step=step, trouble=_text(trouble), pruned=pruned)
+            return pb.Report(checkpoint_published=published)
+        case CheckpointsFound(found=found):
+            checkpoints = pb.CheckpointsFound(generation=generation, found=_checkpoints_to_wire(found))
+            return pb.Report(checkpoints_found=checkpoints)
+        case RestoreFailed(rank=rank, name=name, why=why):
+            failed = pb.RestoreFailed(generation=generation, rank=rank, name=_text(name), why=_text(why))
+            return pb.Report(restore_failed=failed)
         case _:
             assert_never(report)
 
@@ -194,6 +255,33 @@ def _workers_from_wire(report: pb.Report, node: str) -> Event | None:
             stacks = tuple(_stack_from_wire(stack) for stack in report.stacks_dumped.stacks)
             return StacksDumped(node, report.stacks_dumped.generation, stacks)
         case _:
+            return _save_report_from_wire(report, node)
+
+
+def _save_report_from_wire(report: pb.Report, node: str) -> Event | None:
+    match report.WhichOneof("kind"):
+        case "checkpointer_opened":
+            return CheckpointerOpened(node, report.checkpointer_opened.generation, report.checkpointer_opened.rank)
+        case "save_wanted":
+            return SaveWanted(node, report.save_wanted.generation, report.save_wanted.reason)
+        case "steps_reached":
+            reached = report.steps_reached
+            return StepsReached(node, reached.generation, reached.number, reached.step)
+        case "shard_reported":
+            return ShardReported(node, report.shard_reported.generation, _shard_from_wire(report.shard_reported.shard))
+        case "checkpoint_prepared":
+            prepared = report.checkpoint_prepared
+            return CheckpointPrepared(node, prepared.generation, prepared.step, prepared.uri, prepared.trouble)
+        case "checkpoint_published":
+            told = report.checkpoint_published
+            return CheckpointPublished(node, told.generation, told.step, told.trouble, tuple(told.pruned))
+        case "checkpoints_found":
+            found = report.checkpoints_found
+            return CheckpointsFound(node, found.generation, _checkpoints_from_wire(found.found))
+        case "restore_failed":
+            failed = report.restore_failed
+            return RestoreFailed(node, failed.generation, failed.rank, failed.name, failed.why)
+        case _:
             return None
 
 
@@ -215,6 +303,26 @@ def directive_to_wire(epoch: int, directive: Directive) -> pb.Directive:
             return pb.Directive(epoch=epoch, check=pb.Check(reason=reason))
         case Explain(verdict=verdict):
             return pb.Directive(epoch=epoch, explain=_verdict_to_wire(verdict))
+        case _:
+            return _save_directive_to_wire(epoch, directive)
+
+
+def _save_directive_to_wire(epoch: int, directive: SaveDirective) -> pb.Directive:
+    generation = directive.generation
+    match directive:
+        case Pause(number=number, reason=reason):
+            pause = pb.Pause(generation=generation, number=number, reason=_text(reason))
+            return pb.Directive(epoch=epoch, pause=pause)
+        case SaveAt(number=number, step=step, hold=hold, reason=reason):
+            save_at = pb.SaveAt(generation=generation, number=number, step=step, hold=hold, reason=_text(reason))
+            return pb.Directive(epoch=epoch, save_at=save_at)
+        case Prepare(step=step):
+            return pb.Directive(epoch=epoch, prepare=pb.Prepare(generation=generation, step=step))
+        case Publish(step=step):
+            return pb.Directive(epoch=epoch, publish=pb.Publish(generation=generation, step=step))
+        case Resume(checkpoint=checkpoint):
+            found = None if checkpoint is None else _checkpoint_to_wire(checkpoint)
+            return pb.Directive(epoch=epoch, resume=pb.Resume(generation=generation, checkpoint=found))
         case _:
             assert_never(directive)
 
@@ -239,6 +347,26 @@ def directive_from_wire(directive: pb.Directive) -> Directive | None:
             return Check(directive.check.reason)
         case "explain":
             return Explain(_verdict_from_wire(directive.explain))
+        case _:
+            return _save_directive_from_wire(directive)
+
+
+def _save_directive_from_wire(directive: pb.Directive) -> Directive | None:
+    match directive.WhichOneof("kind"):
+        case "pause":
+            return Pause(directive.pause.generation, directive.pause.number, directive.pause.reason)
+        case "save_at":
+            save = directive.save_at
+            step = save.step if save.HasField("step") else None
+            return SaveAt(save.generation, save.number, step, save.hold, save.reason)
+        case "prepare":
+            return Prepare(directive.prepare.generation, directive.prepare.step)
+        case "publish":
+            return Publish(directive.publish.generation, directive.publish.step)
+        case "resume":
+            resume = directive.resume
+            found = _checkpoint_from_wire(resume.checkpoint) if resume.HasField("checkpoint") else None
+            return Resume(resume.generation, found)
         case _:
             return None
 
@@ -275,6 +403,8 @@ def _phase_reason(job: Job) -> str:
             return reason
         case Running():
             return job.world.reason if job.world is not None else ""
+        case Closing(outcome=outcome):
+            return f"a checkpoint is still being written; {outcome.reason}"
         case Finished(outcome=outcome):
             return outcome.reason
         case _:
@@ -344,6 +474,33 @@ def _stack_from_wire(stack: pb.StackReport) -> StackReport:
     return StackReport(stack.rank, stack.place, stack.waits, stack.text, stack.file, stack.pid, stack.at)
 
 
+def _shard_to_wire(shard: Shard) -> pb.Shard:
+    return pb.Shard(rank=shard.rank, step=shard.step, part=pb.Part.Name(shard.part), why=_text(shard.why))
+
+
+def _shard_from_wire(shard: pb.Shard) -> Shard:
+    # A part that a later version knows is as good as one that is not written yet.
+    known = {int(part): part for part in Part}
+    part = known.get(int(shard.part), Part.STAGED)
+    return Shard(shard.rank, shard.step, part, shard.why)
+
+
+def _checkpoint_to_wire(checkpoint: CheckpointRef) -> pb.Checkpoint:
+    return pb.Checkpoint(step=checkpoint.step, generation=checkpoint.generation, uri=_text(checkpoint.uri))
+
+
+def _checkpoint_from_wire(checkpoint: pb.Checkpoint) -> CheckpointRef:
+    return CheckpointRef(checkpoint.step, checkpoint.generation, checkpoint.uri)
+
+
+def _checkpoints_to_wire(found: tuple[CheckpointRef, ...]) -> pb.Checkpoints:
+    return pb.Checkpoints(checkpoints=[_checkpoint_to_wire(each) for each in found])
+
+
+def _checkpoints_from_wire(found: pb.Checkpoints) -> tuple[CheckpointRef, ...]:
+    return tuple(_checkpoint_from_wire(each) for each in found.checkpoints)
+
+
 def _verdict_to_wire(verdict: Verdict) -> pb.Explain:
     return pb.Explain(
         generation=verdict.generation,
@@ -378,7 +535,7 @@ def _assignment_to_wire(assignment: Assignment) -> pb.Run:
         world_size=assignment.world_size,
         master=pb.Endpoint(host=assignment.master.host, port=assignment.master.port),
         reason=assignment.reason,
-        resume_from=pb.Checkpoint(step=resume.step, generation=resume.generation, uri=resume.uri) if resume else None,
+        resume_from=_checkpoint_to_wire(resume) if resume else None,
         start_delay_s=assignment.start_delay_s,
         peers=[pb.Peer(address=each.address, slots=each.slots) for each in assignment.peers],
     )
@@ -396,7 +553,7 @@ def _assignment_from_wire(run: pb.Run) -> Assignment:
         world_size=run.world_size,
         master=Endpoint(run.master.host, run.master.port),
         reason=run.reason,
-        resume_from=CheckpointRef(resume.step, resume.generation, resume.uri) if run.HasField("resume_from") else None,
+        resume_from=_checkpoint_from_wire(resume) if run.HasField("resume_from") else None,
         start_delay_s=run.start_delay_s,
         peers=tuple(Peer(each.address, each.slots) for each in run.peers),
     )

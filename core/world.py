@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_adapter.core.model import Endpoint, Member, Placement, World
+from elastic_adapter.core.model import CheckpointRef, Endpoint, Member, Placement, World
 
 
 def seating(members: tuple[Member, ...], previous: World | None) -> tuple[Member, ...]:
@@ -26,6 +26,7 @@ def plan(
     *,
     restart_count: int,
     reason: str,
+    resume_from: CheckpointRef | None = None,
     start_delay_s: float = 0.0,
 ) -> World:
     """The next world of these members, seated in this order. The first one offers the master's port."""
@@ -40,6 +41,6 @@ def plan(
         placements=tuple(placements),
         master=Endpoint(seated[0].address, seated[0].ports[0]),
         reason=reason,
-        resume_from=previous.resume_from if previous is not None else None,
+        resume_from=resume_from,
         start_delay_s=start_delay_s,
     )

@@ -1,12 +1,22 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STAGED: _ClassVar[Part]
+    WRITTEN: _ClassVar[Part]
+    MISSED: _ClassVar[Part]
+STAGED: Part
+WRITTEN: Part
+MISSED: Part
+
 class Report(_message.Message):
-    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred")
+    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred", "checkpointer_opened", "save_wanted", "steps_reached", "shard_reported", "checkpoint_prepared", "checkpoint_published", "checkpoints_found", "restore_failed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PORTS_OFFERED_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +30,14 @@ class Report(_message.Message):
     STACKS_DUMPED_FIELD_NUMBER: _ClassVar[int]
     NODE_CHECKED_FIELD_NUMBER: _ClassVar[int]
     WORKER_ERRED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTER_OPENED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_WANTED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_REACHED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FAILED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ports_offered: PortsOffered
     worker_exited: WorkerExited
@@ -33,10 +51,18 @@ class Report(_message.Message):
     stacks_dumped: StacksDumped
     node_checked: NodeChecked
     worker_erred: WorkerExited
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ...) -> None: ...
+    checkpointer_opened: CheckpointerOpened
+    save_wanted: SaveWanted
+    steps_reached: StepsReached
+    shard_reported: ShardReported
+    checkpoint_prepared: CheckpointPrepared
+    checkpoint_published: CheckpointPublished
+    checkpoints_found: CheckpointsFound
+    restore_failed: RestoreFailed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ..., checkpointer_opened: _Optional[_Union[CheckpointerOpened, _Mapping]] = ..., save_wanted: _Optional[_Union[SaveWanted, _Mapping]] = ..., steps_reached: _Optional[_Union[StepsReached, _Mapping]] = ..., shard_reported: _Optional[_Union[ShardReported, _Mapping]] = ..., checkpoint_prepared: _Optional[_Union[CheckpointPrepared, _Mapping]] = ..., checkpoint_published: _Optional[_Union[CheckpointPublished, _Mapping]] = ..., checkpoints_found: _Optional[_Union[CheckpointsFound, _Mapping]] = ..., restore_failed: _Optional[_Union[RestoreFailed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold", "checking")
+    __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold", "checking", "savers", "shards", "found")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +74,9 @@ class Hello(_message.Message):
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     CHECKING_FIELD_NUMBER: _ClassVar[int]
+    SAVERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     slots: int
@@ -59,7 +88,106 @@ class Hello(_message.Message):
     control: str
     cold: bool
     checking: bool
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., seen: _Optional[int] = ..., order: _Optional[int] = ..., control: _Optional[str] = ..., cold: bool = ..., checking: bool = ...) -> None: ...
+    savers: _containers.RepeatedScalarFieldContainer[int]
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    found: Checkpoints
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., seen: _Optional[int] = ..., order: _Optional[int] = ..., control: _Optional[str] = ..., cold: bool = ..., checking: bool = ..., savers: _Optional[_Iterable[int]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., found: _Optional[_Union[Checkpoints, _Mapping]] = ...) -> None: ...
+
+class CheckpointerOpened(_message.Message):
+    __slots__ = ("generation", "rank")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class SaveWanted(_message.Message):
+    __slots__ = ("generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StepsReached(_message.Message):
+    __slots__ = ("generation", "number", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    number: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., number: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("rank", "step", "part", "why")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    step: int
+    part: Part
+    why: str
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., part: _Optional[_Union[Part, str]] = ..., why: _Optional[str] = ...) -> None: ...
+
+class ShardReported(_message.Message):
+    __slots__ = ("generation", "shard")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    shard: Shard
+    def __init__(self, generation: _Optional[int] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+
+class CheckpointPrepared(_message.Message):
+    __slots__ = ("generation", "step", "uri", "trouble")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    uri: str
+    trouble: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., uri: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class CheckpointPublished(_message.Message):
+    __slots__ = ("generation", "step", "trouble", "pruned")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    trouble: str
+    pruned: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., trouble: _Optional[str] = ..., pruned: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckpointsFound(_message.Message):
+    __slots__ = ("generation", "found")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    found: Checkpoints
+    def __init__(self, generation: _Optional[int] = ..., found: _Optional[_Union[Checkpoints, _Mapping]] = ...) -> None: ...
+
+class Checkpoints(_message.Message):
+    __slots__ = ("checkpoints",)
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[Checkpoint]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping]]] = ...) -> None: ...
+
+class RestoreFailed(_message.Message):
+    __slots__ = ("generation", "rank", "name", "why")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    name: str
+    why: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., name: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class PortsOffered(_message.Message):
     __slots__ = ("ports", "seen")
@@ -188,7 +316,7 @@ class StopRequested(_message.Message):
     def __init__(self, signal: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait", "dump", "check", "explain")
+    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait", "dump", "check", "explain", "pause", "save_at", "prepare", "publish", "resume")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +327,11 @@ class Directive(_message.Message):
     DUMP_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_AT_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run: Run
     drain: Drain
@@ -209,7 +342,60 @@ class Directive(_message.Message):
     dump: Dump
     check: Check
     explain: Explain
-    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., dump: _Optional[_Union[Dump, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
+    pause: Pause
+    save_at: SaveAt
+    prepare: Prepare
+    publish: Publish
+    resume: Resume
+    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., dump: _Optional[_Union[Dump, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., save_at: _Optional[_Union[SaveAt, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("generation", "number", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    number: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., number: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SaveAt(_message.Message):
+    __slots__ = ("generation", "number", "step", "hold", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    number: int
+    step: int
+    hold: bool
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., number: _Optional[int] = ..., step: _Optional[int] = ..., hold: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Publish(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("generation", "checkpoint")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    checkpoint: Checkpoint
+    def __init__(self, generation: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class Dump(_message.Message):
     __slots__ = ("generation", "reason")

@@ -59,6 +59,8 @@ def test_plan_of_the_next_world():
     """The next world has the next number and goes on from the same checkpoint."""
     resume = CheckpointRef(step=40, generation=3, uri="file:///ckpt/40")
     previous = replace(world_of("a", "b", generation=3), resume_from=resume)
-    world = plan(members("b", ports=(5,)), previous, restart_count=2, reason="a is lost", start_delay_s=1.5)
+    world = plan(
+        members("b", ports=(5,)), previous, restart_count=2, reason="a is lost", resume_from=resume, start_delay_s=1.5
+    )
     assert (world.generation, world.restart_count, world.start_delay_s) == (4, 2, 1.5)
     assert (world.resume_from, world.nodes) == (resume, ("b",))

@@ -1,0 +1,82 @@
+"""What is known of the checkpoints that a world makes: who has written what, and where all ranks save next. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from elastic_adapter.core.model import CheckpointRef, Part, Shard
+
+
+class Stage(IntEnum):
+    """How far a checkpoint is."""
+
+    # Ranks write their parts.
+    WRITING = 0
+    # Rank 0's node puts it together and reads it back.
+    PREPARING = 1
+    # The ledger is asked to take it.
+    ENTERING = 2
+    # It exists; rank 0's node gives it its name.
+    PUBLISHING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A checkpoint that is being made."""
+
+    step: int
+    staged: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
+    stage: Stage = Stage.WRITING
+    uri: str = ""
+    # When the ledger is asked again, after it could not be reached.
+    enter_at: float | None = None
+
+    def with_shard(self, shard: Shard) -> Save:
+        written = self.written | {shard.rank} if shard.part is Part.WRITTEN else self.written
+        return replace(self, staged=self.staged | {shard.rank}, written=written)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """All ranks are to save at one step, and it is found out at which."""
+
+    number: int
+    reason: str
+    # Whether they do no further step after that one.
+    hold: bool
+    # For how long nodes may take to answer.
+    until: float
+    # Who has answered: up to which step its workers may have got.
+    bounds: tuple[tuple[str, int], ...] = ()
+    # Where they save, once that is known.
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """All of this of one world."""
+
+    # The ranks that can be asked to save.
+    savers: frozenset[int] = frozenset()
+    under_way: tuple[Save, ...] = ()
+    ask: Ask | None = None
+    # How often ranks were asked.
+    asked: int = 0
+    # Whether it is known what this world goes on from, if it did not say so itself; and what that is.
+    resumed: bool = False
+    resume_from: CheckpointRef | None = None
+
+    def find(self, step: int) -> Save | None:
+        return next((each for each in self.under_way if each.step == step), None)
+
+    def with_save(self, save: Save) -> Saves:
+        """With this one in the place of what was known of its step."""
+        others = (each for each in self.under_way if each.step != save.step)
+        return replace(self, under_way=tuple(sorted((*others, save), key=lambda each: each.step)))
+
+    def without(self, *steps: int) -> Saves:
+        """Without what is over, one way or the other; who asked for one of these has an answer."""
+        ask = None if self.ask is not None and self.ask.step in steps else self.ask
+        return replace(self, under_way=tuple(each for each in self.under_way if each.step not in steps), ask=ask)
