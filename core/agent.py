@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from elastic_adapter.core.checkpoint.desk import SaveDesk
 from elastic_adapter.core.config import JobConfig, NodeConfig
 from elastic_adapter.core.errors import GuardLost, SpawnFailed, assert_never
 from elastic_adapter.core.events import (
@@ -43,7 +44,12 @@ from elastic_adapter.core.model import (
     Mark,
     Member,
     Outcome,
+    Pause,
+    Prepare,
+    Publish,
+    Resume,
     Run,
+    SaveAt,
     Seat,
     Stopped,
     Verdict,
@@ -67,6 +73,8 @@ log = logging.getLogger(__name__)
 _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
 # Directives that make those before them void, or may.
 _DECIDING = Run | Drain | Hold | Halt | Check
+# Directives about checkpoints: they change nothing for the workers' lives, and are followed at once.
+_SAVING = Pause | SaveAt | Prepare | Publish | Resume
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
@@ -92,7 +100,9 @@ class GuardEnded:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A signal asked for the end, and nobody who leads has answered."""
+    """A signal asked for the end, and nobody who leads has answered. ``insisting``: it was sent again."""
+
+    insisting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,7 @@ class Agent:
         session: Session,
         board: NoticeBoard,
         witness: Witness,
+        desk: SaveDesk,
         health: HealthCheck | None = None,
         verdicts: list[Verdict] | None = None,
         leaving_ends_the_job: bool = False,
@@ -130,6 +141,11 @@ class Agent:
         self._session = session
         self._board = board
         self._witness = witness
+        self._desk = desk
+        desk.node = node.node
+        desk.report = lambda report: self._beside(session.report(report))
+        # While a checkpoint is made because of a signal, the leader's answer takes longer (monotonic).
+        self._patient_until = 0.0
         self._health = health
         # Whether it runs now.
         self._checking = False
@@ -215,6 +231,8 @@ class Agent:
                 return outcome
             case WorkerEnded(worker=worker):
                 await self._report_exit(worker)
+            case Pause() | SaveAt() | Prepare() | Publish() | Resume():
+                self._desk.follow(incident)
             case _:
                 return await self._handle_trouble(incident)
         return None
@@ -248,7 +266,10 @@ class Agent:
             case LinkLost(why=why):
                 await self._stop(signal.SIGTERM, self._node.grace_s)
                 return Failed(why, alone=True)
-            case Unanswered():
+            case Unanswered(insisting=insisting):
+                if not insisting and (left := self._patient_until - time.monotonic()) > 0:
+                    self._end_alone_after(left + _UNANSWERED_S)
+                    return None
                 assert self._signal is not None
                 await self._stop(self._signal, self._node.grace_s)
                 name = signal_name(self._signal)
@@ -271,7 +292,7 @@ class Agent:
             if number == self._signal or number in _ENDS_THE_JOB:
                 log.warning("%s again: workers are killed without further grace", name)
                 self._hurry.set()
-                self._end_alone_after(_INSISTING_S)
+                self._end_alone_after(_INSISTING_S, insisting=True)
             return
         self._signal = number
         log.info("%s received: stopping", name)
@@ -288,9 +309,9 @@ class Agent:
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    def _end_alone_after(self, seconds: float) -> None:
+    def _end_alone_after(self, seconds: float, *, insisting: bool = False) -> None:
         """A leader that can't be reached, or can't decide, does not keep anybody who was told to go."""
-        asyncio.get_running_loop().call_later(seconds, self._incidents.put_nowait, Unanswered())
+        asyncio.get_running_loop().call_later(seconds, self._incidents.put_nowait, Unanswered(insisting))
 
     def _give_notice(self, name: str) -> None:
         """Tell the workers that their node is about to leave."""
@@ -300,6 +321,11 @@ class Agent:
                 self._guard.signal(worker.process, self._node.leave_signal)
 
     def notice(self, notice: Notice) -> None:
+        if isinstance(notice, _SAVING):
+            if isinstance(notice, Pause):
+                self._patient_until = time.monotonic() + self._job.drain_s
+            self._desk.follow(notice)
+            return
         if isinstance(notice, _DECIDING):
             self._directives_waiting += 1
         if isinstance(notice, CutOff):
@@ -312,7 +338,9 @@ class Agent:
         seen = self._assignment.generation if self._assignment is not None else 0
         # Whoever leads now may not have heard of it.
         self._marks = None
-        return MemberJoined(self._member(), self._running, seen, tuple(self._exits), self._checking)
+        return MemberJoined(
+            self._member(), self._running, seen, tuple(self._exits), self._checking, *self._desk.state()
+        )
 
     def request(self) -> StopRequested | MemberLeaving | None:
         if self._signal is None:
@@ -376,6 +404,7 @@ class Agent:
         self._assignment = assignment
         self._running = assignment.generation
         self._exits = []
+        self._desk.begin(assignment)
 
     async def _drain(self, generation: int, grace_s: float, reason: str) -> None:
         if self._assignment is None or generation != self._assignment.generation:

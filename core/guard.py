@@ -5,7 +5,7 @@ socket to the agent. When the agent is gone, however it went, the socket ends, a
 its descendants, those that made sessions of their own included. It has one thread, so that forking and
 the parent-death signal are safe here, which they are not in an agent that runs gRPC.
 
-Run by path with the standard library only: ``python -E -s -S guard.py SOCKET_FD FOLDER_TO_REMOVE``.
+Run by path with the standard library only: ``python -E -s -S guard.py SOCKET_FD FOLDER_TO_REMOVE ...``.
 
 Requests (each may carry file descriptors): spawn, signal, ask, renice, sweep. Events: spawned, exited, swept.
 """
@@ -275,7 +275,8 @@ def main() -> None:
         guard.run()
     finally:
         guard.kill_all()
-        _remove(sys.argv[2])
+        for folder in sys.argv[2:]:
+            _remove(folder)
 
 
 if __name__ == "__main__":

@@ -1096,7 +1096,9 @@ def _finish(job: Job, outcome: Outcome, now: float) -> Step:
     reason = _closing_words(job)
     nodes = job.world.nodes if job.world is not None else ()
     # Those who still train stop; those who have ended wait.
-    directive = Wait(reason) if isinstance(outcome, Succeeded) else Hold(reason)
+    generation = job.world.generation if job.world is not None else 0
+    stop = Drain(generation, job.config.drain_s, reason)
+    directive = Wait(reason) if isinstance(outcome, Succeeded) else stop
     return job, (Tell(reason, "checkpoint"), *_send_to(job, nodes, directive))
 
 

@@ -1,13 +1,35 @@
-"""What an agent tells its workers while they run: a Unix socket that any of them may listen to."""
+"""What an agent and its workers tell each other while they run: a Unix socket that any of them may listen to."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable
+from typing import Any
 
 # In bytes: what is kept for a listener that does not read.
 _LONGEST_QUEUE = 65536
+_LONGEST_LINE = 1 << 20
+
+
+class Listener:
+    """One connection to a worker."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def tell(self, **message: object) -> None:
+        """One that does not read loses it."""
+        self.write(json.dumps(message).encode() + b"\n")
+
+    def write(self, line: bytes) -> None:
+        if self._writer.transport.get_write_buffer_size() < _LONGEST_QUEUE:
+            with contextlib.suppress(OSError):
+                self._writer.write(line)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 class NoticeBoard:
@@ -16,17 +38,19 @@ class NoticeBoard:
     def __init__(self, path: str) -> None:
         self.path = path
         self._server: asyncio.AbstractServer | None = None
-        self._listeners: set[asyncio.StreamWriter] = set()
+        self._listeners: set[Listener] = set()
         self._last: bytes | None = None
+        # Called with what a worker says.
+        self.hear: Callable[[Listener, dict[str, Any]], None] | None = None
 
     async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._listen, self.path)
+        self._server = await asyncio.start_unix_server(self._listen, self.path, limit=_LONGEST_LINE)
 
     def tell(self, **notice: object) -> None:
         """A listener that does not read loses it: nobody is waited for."""
         self._last = json.dumps(notice).encode() + b"\n"
         for listener in self._listeners:
-            self._write(listener, self._last)
+            listener.write(self._last)
 
     def clear(self) -> None:
         """The last notice does not concern those who come now."""
@@ -39,19 +63,17 @@ class NoticeBoard:
             listener.close()
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._listeners.add(writer)
+        listener = Listener(writer)
+        self._listeners.add(listener)
         if self._last is not None:
-            self._write(writer, self._last)
+            listener.write(self._last)
         try:
-            with contextlib.suppress(OSError):
-                # Whatever a worker says here means nothing yet; its end of the socket tells when it is gone.
-                while await reader.read(4096):
-                    pass
+            # Who sends what can't be understood is not listened to any longer.
+            with contextlib.suppress(OSError, ValueError):
+                while line := await reader.readline():
+                    message = json.loads(line)
+                    if self.hear is not None and isinstance(message, dict):
+                        self.hear(listener, message)
         finally:
-            self._listeners.discard(writer)
-            writer.close()
-
-    def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
-        if writer.transport.get_write_buffer_size() < _LONGEST_QUEUE:
-            with contextlib.suppress(OSError):
-                writer.write(line)
+            self._listeners.discard(listener)
+            listener.close()

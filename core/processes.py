@@ -163,12 +163,12 @@ class Guard:
     _next_id: int = 1
 
     @classmethod
-    def start(cls, folder: str) -> Guard:
-        """Start the guard. It removes ``folder`` when it ends."""
+    def start(cls, *folders: str) -> Guard:
+        """Start the guard. It removes these folders when it ends."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-E", "-s", "-S", str(_FOLDER / "guard.py"), str(theirs.fileno()), folder],
+                [sys.executable, "-E", "-s", "-S", str(_FOLDER / "guard.py"), str(theirs.fileno()), *folders],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

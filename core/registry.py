@@ -166,8 +166,13 @@ class EtcdRegistry:
     def run(self) -> int:
         return self._run
 
+    @property
+    def run_id(self) -> str:
+        """What tells this run from all others of the job."""
+        return f"{self._run}-{self._nonce}"
+
     def key(self, name: str) -> str:
-        return f"{self._base}/runs/{self._run}-{self._nonce}/{name}"
+        return f"{self._base}/runs/{self.run_id}/{name}"
 
     @property
     def _ours(self) -> list[Compare]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.config import STDERR, STDOUT, NodeConfig, OutputConfig
 from elastic_adapter.core.model import Seat, WorkerExit
 from elastic_adapter.core.oom import OomCounter
@@ -100,6 +101,7 @@ class Starter:
     # Where logs and error files of this run are: attempt_N/LOCAL_RANK/ below it.
     folder: Path
     progress: ProgressPages
+    saves: SavePages
     oom: OomCounter = field(default_factory=OomCounter)
     # A worker and the standby of its slot must not write to the same file.
     _stacks_numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -196,6 +198,7 @@ class Starter:
             **self.adapter.slot_env(local_rank, self.node.slots, self.environ),
             _CHANNEL_VARIABLE: str(CHANNEL_FD),
             "ELASTIC_PROGRESS": self.progress.path(local_rank),
+            "ELASTIC_SAVE_PAGE": self.saves.path(local_rank),
         }
 
     def _args(self, seat: Seat) -> tuple[str, ...]:

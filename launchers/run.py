@@ -19,6 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from elastic_adapter.core.checkpoint.desk import SaveDesk
+from elastic_adapter.core.checkpoint.page import SavePages
+from elastic_adapter.core.checkpoint.saver_process import SaverProcess
+from elastic_adapter.core.checkpoint.shared_folder import make_shared_folder
 from elastic_adapter.core.config import ClusterConfig, OutputConfig
 from elastic_adapter.core.dump import StackDumper, find_py_spy
 from elastic_adapter.core.errors import UserError
@@ -62,6 +66,9 @@ class _Parts:
     # Signals that came before there was an agent.
     caught: list[int]
     witness: Witness
+    desk: SaveDesk
+    # The run's id, filled in when it is known.
+    run: list[str]
     health: HealthCheck | None
     # Why the generations that failed did so, filled by the agent.
     verdicts: list[Verdict]
@@ -70,14 +77,15 @@ class _Parts:
 def launch(plan: LaunchPlan) -> int:
     """Carry out the plan on this node; the exit code of the command."""
     scratch = _scratch_folder()
-    guard = Guard.start(scratch)
+    shared = make_shared_folder(Path(scratch))
+    guard = Guard.start(scratch, str(shared))
     _raise_file_limit()
     output = Output()
     _log_to(output, plan)
     outcome: Outcome | None = None
     verdicts: list[Verdict] = []
     try:
-        outcome = asyncio.run(_run(plan, guard, output, Path(scratch), verdicts))
+        outcome = asyncio.run(_run(plan, guard, output, (Path(scratch), shared), verdicts))
         _write_end(plan, outcome, verdicts)
         return outcome.exit_code
     finally:
@@ -85,6 +93,7 @@ def launch(plan: LaunchPlan) -> int:
         output.close(None if isinstance(outcome, Succeeded | Failed) else _CONSOLE_S)
         # The guard has done so, unless it was killed.
         shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 def _write_end(plan: LaunchPlan, outcome: Outcome, verdicts: list[Verdict]) -> None:
@@ -129,21 +138,28 @@ def _log_to(output: Output, plan: LaunchPlan) -> None:
         logger.getChild("launch").info("%s", note)
 
 
-async def _run(plan: LaunchPlan, guard: Guard, output: Output, scratch: Path, verdicts: list[Verdict]) -> Outcome:
+async def _run(
+    plan: LaunchPlan, guard: Guard, output: Output, folders: tuple[Path, Path], verdicts: list[Verdict]
+) -> Outcome:
+    scratch, shared = folders
     # Signals that come before the agent is there are kept for it.
     caught: list[int] = []
     on_signals(plan.node.signals, caught.append)
     guard.listen()
     logs = _log_folder(plan)
-    pages = ProgressPages(scratch)
-    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, dict(os.environ), logs or scratch, pages)
+    pages, saves = ProgressPages(scratch), SavePages(scratch)
+    environ, folder = dict(os.environ), logs or scratch
+    starter = Starter(guard, output, plan.program, plan.adapter, plan.node, environ, folder, pages, saves)
     pool = _pool(plan, starter)
     board = NoticeBoard(f"{scratch}/notices.sock")
+    run = [secrets.token_hex(8)]
+    desk = SaveDesk(SaverProcess(guard, output), saves, shared, job=plan.job.job_id, run=lambda: run[-1])
+    board.hear = desk.hear
     await board.open()
     check = plan.health_check
     health = HealthCheck(guard, output, check.text, check.within_s, plan.node.node) if check is not None else None
     witness = Witness(StackDumper(guard, find_py_spy()), plan.job.job_id, logs or _worker_log_folder(plan))
-    parts = _Parts(plan, starter, pool, board, scratch, caught, witness, health, verdicts)
+    parts = _Parts(plan, starter, pool, board, scratch, caught, witness, desk, run, health, verdicts)
     if pool is not None:
         await pool.prepare(importing=plan.cluster is not None)
 
@@ -196,6 +212,7 @@ async def _run_alone(parts: _Parts) -> Outcome:
             session=session,
             board=parts.board,
             witness=parts.witness,
+            desk=parts.desk,
             health=parts.health,
             verdicts=parts.verdicts,
         )
@@ -245,6 +262,7 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
         ended = await _unless_signalled(parts.caught, _join(session, cluster))
         if isinstance(ended, Ended):
             return _told(ended)
+        parts.run.append(registry.run_id)
         node = replace(plan.node, node=session.node)
         agent = Agent(
             plan.job,
@@ -254,6 +272,7 @@ async def _run_among_others(parts: _Parts, cluster: ClusterConfig) -> Outcome:
             session=session,
             board=parts.board,
             witness=parts.witness,
+            desk=parts.desk,
             health=parts.health,
             verdicts=parts.verdicts,
             leaving_ends_the_job=own_etcd,

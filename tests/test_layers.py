@@ -29,6 +29,8 @@ PURE = {
     "succession",
     "stacks",
     "hang",
+    "ledger",
+    "saves",
     "checkpoint.policy",
 }
 PURE_MAY_IMPORT = {"__future__", "collections", "dataclasses", "enum", "re", "signal", "typing", "zlib"}
@@ -51,6 +53,8 @@ EDGE = {
     *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
     *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging", "checkpoint.saving"),
     *("checkpoint.saver", "checkpoint.command", "checkpoint.link"),
+    *("checkpoint.page", "checkpoint.agent_link", "checkpoint.saver_process", "checkpoint.desk"),
+    *("checkpoint.shared_folder",),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.
