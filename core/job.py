@@ -1078,7 +1078,8 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
     return job, (
         Commit(world, job.history, None if job.inquest is None else job.inquest.brief, job.checkpoints),
         Tell(
-            f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}",
+            f"generation {world.generation}: {world.world_size} workers on {len(world.placements)} node(s): {reason}"
+            + (f"; from step {world.resume_from.step}" if world.resume_from is not None else ""),
             "world",
         ),
         *(Send(node, Run(world.assignment(node))) for node in world.nodes),

@@ -120,12 +120,20 @@ def _job(values: Mapping[str, Given], entry: Entry, job_id: str) -> JobConfig:
         policy=policy.restart_policy(values, entry, level),
         quiet_s=values["quiet-time"].seconds(),
         drain_s=values["drain-timeout"].seconds(),
+        join_at_checkpoint=_joins_at_checkpoint(values["join"]),
+        save_wait_s=values["checkpoint-wait"].seconds(),
         hold_timeout_s=_limit(values["hold-timeout"]),
         lease_s=values["lease-ttl"].whole(2),
         isolation_s=values["isolation-timeout"].seconds(),
         hang_timeout_s=_limit(values["hang-timeout"]),
         start_timeout_s=_limit(values["start-timeout"]),
     )
+
+
+def _joins_at_checkpoint(given: Given) -> bool:
+    if given.text not in ("immediate", "checkpoint"):
+        raise given.wrong("immediate or checkpoint")
+    return given.text == "checkpoint"
 
 
 def _limit(given: Given) -> float | None:
@@ -154,6 +162,8 @@ def _common(job: JobConfig, slots: int, entry: Entry, check: HealthCommand | Non
         ("health-check", "none" if check is None else f"(a command, {sha256(check.text.encode()).hexdigest()[:8]})"),
         ("quiet-time", f"{job.quiet_s:g}"),
         ("drain-timeout", f"{job.drain_s:g}"),
+        ("join", "checkpoint" if job.join_at_checkpoint else "immediate"),
+        ("checkpoint-wait", f"{job.save_wait_s:g}"),
         *(
             (name, "none" if limit is None else f"{limit:g}")
             for name, limit in (

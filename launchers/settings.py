@@ -324,6 +324,23 @@ SETTINGS: tuple[Setting, ...] = (
         torchrun=False,
     ),
     _setting(
+        "join",
+        "elasticity",
+        "when a newcomer is taken in: immediate: when a checkpoint was saved for it, or after --drain-timeout; "
+        "checkpoint: not before one was saved",
+        metavar="WHEN",
+        default="immediate",
+        torchrun=False,
+    ),
+    _setting(
+        "checkpoint-wait",
+        "elasticity",
+        "how long the next generation, or the end, waits for a checkpoint that is being written",
+        metavar="SECONDS",
+        default="30",
+        torchrun=False,
+    ),
+    _setting(
         "hold-timeout",
         "elasticity",
         "how long the nodes left wait for a replacement before the job fails; left out: without limit",

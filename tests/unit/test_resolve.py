@@ -500,12 +500,14 @@ def test_node_name_on_one_node() -> None:
 def test_times_and_leaving() -> None:
     """The settings of a job's changes reach the plan, and are the defaults of the core where they are left out."""
     line = (
-        "--quiet-time 1.5 --drain-timeout 0 --hold-timeout 60 --lease-ttl 9 --isolation-timeout 0 "
+        "--quiet-time 1.5 --drain-timeout 0 --hold-timeout 60 --lease-ttl 9 --isolation-timeout 0 --join checkpoint "
+        "--checkpoint-wait 0 "
         "--finished-grace 0 --retention 7 --connect-timeout 2.5 --leave-exit-code 0 --leave-signal usr1"
     )
     made = plan(f"{ETCD} --rdzv-endpoint a {line} train.py")
     job, met = made.job, cluster(made)
     assert (job.quiet_s, job.drain_s, job.hold_timeout_s, job.lease_s, job.isolation_s) == (1.5, 0, 60, 9, 0)
+    assert (job.join_at_checkpoint, job.save_wait_s) == (True, 0)
     assert (met.finished_grace_s, met.retention_s, met.connect_s) == (0, 7, 2.5)
     assert (made.node.leave_code, made.node.leave_signal) == (0, signal.SIGUSR1)
     plain, core = plan(f"{ETCD} --rdzv-endpoint a train.py"), JobConfig("j", 2, 4, Level.ELASTIC)
@@ -543,27 +545,27 @@ def test_the_own_address_is_found_by_any_endpoint() -> None:
     [
         (
             "",
-            "2:4 1 torch 2 0 none none none 2 30 0 0 none 3 30 none none none 5 600",
+            "2:4 1 torch 2 0 none none none 2 30 0 0 none 3 30 immediate 30 none none none 5 600",
         ),
         (
             "--nnodes 2 --nproc-per-node cpu --framework plain --fault-tolerance-level 0",
-            "2:2 3 plain 0 0 none none none 2 30 0 0 none 3 30 none none none 5 600",
+            "2:2 3 plain 0 0 none none none 2 30 0 0 none 3 30 immediate 30 none none none 5 600",
         ),
         (
             "--quiet-time 3.50 --drain-timeout 1e1 --hold-timeout 60.0 --lease-ttl 07 --isolation-timeout 0.0",
-            "2:4 1 torch 2 0 none none none 2 30 0 0 none 3.5 10 60 none none 7 0",
+            "2:4 1 torch 2 0 none none none 2 30 0 0 none 3.5 10 immediate 30 60 none none 7 0",
         ),
         (
             "--restart-window 1h --restart-backoff 500ms:1m --on-exit 3=fail --on-exit SIGSEGV=ignore --crash-loop 4",
-            "2:4 1 torch 2 0 3600 0.5:60 3=fail,SIGSEGV=ignore 2 30 4 0 none 3 30 none none none 5 600",
+            "2:4 1 torch 2 0 3600 0.5:60 3=fail,SIGSEGV=ignore 2 30 4 0 none 3 30 immediate 30 none none none 5 600",
         ),
         (
             "--crash-loop 3=exclude-node --exclude-node-after 3 --hang-timeout 10m --start-timeout 1h",
-            "2:4 1 torch 2 0 none none none 2 30 3=exclude-node 3 none 3 30 none 600 3600 5 600",
+            "2:4 1 torch 2 0 none none none 2 30 3=exclude-node 3 none 3 30 immediate 30 none 600 3600 5 600",
         ),
         (
             "--startup-failures 3 --startup-window 1.50m --max-restarts 9",
-            "2:4 1 torch 2 9 none none none 3 90 0 0 none 3 30 none none none 5 600",
+            "2:4 1 torch 2 9 none none none 3 90 0 0 none 3 30 immediate 30 none none none 5 600",
         ),
     ],
 )
@@ -573,7 +575,7 @@ def test_what_nodes_must_agree_on(line: str, common: str) -> None:
     names = (
         "nnodes nproc-per-node framework fault-tolerance-level max-restarts restart-window restart-backoff on-exit "
         "startup-failures startup-window crash-loop exclude-node-after health-check "
-        "quiet-time drain-timeout hold-timeout hang-timeout start-timeout lease-ttl isolation-timeout"
+        "quiet-time drain-timeout join checkpoint-wait hold-timeout hang-timeout start-timeout lease-ttl isolation-timeout"
     )
     assert met.common == tuple(zip(names.split(), common.split(), strict=True))
 
@@ -701,6 +703,8 @@ MISTAKES: list[tuple[str, dict[str, str], list[str]]] = [
     ("--nnodes 2 --rdzv-endpoint a:0 train.py", {}, ["--rdzv-endpoint a:0", "can't find port 0"]),
     ("--quiet-time -1 train.py", {}, ["--quiet-time", "0 or more", "'-1'"]),
     ("--drain-timeout x train.py", {}, ["--drain-timeout", "seconds", "'x'"]),
+    ("--checkpoint-wait x train.py", {}, ["--checkpoint-wait", "seconds", "'x'"]),
+    ("--join later train.py", {}, ["--join", "immediate or checkpoint", "'later'"]),
     ("--hold-timeout 0 train.py", {}, ["--hold-timeout", "above 0", "'0'"]),
     ("--lease-ttl 1 train.py", {}, ["--lease-ttl", "whole number of 2 or more", "'1'"]),
     ("--lease-ttl 2.5 train.py", {}, ["--lease-ttl", "whole number", "'2.5'"]),
