@@ -50,7 +50,7 @@ EDGE = {
     *("checkpoint.files", "checkpoint.hashing", "checkpoint.transfer", "checkpoint.sources", "checkpoint.pickles"),
     *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
     *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging", "checkpoint.saving"),
-    "checkpoint.saver",
+    *("checkpoint.saver", "checkpoint.command", "checkpoint.link"),
 }
 SHELL = {"coordinator", "agent", "cluster"}
 # Imported by the user's program: standard library only.

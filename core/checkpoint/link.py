@@ -76,9 +76,9 @@ class Link(Protocol):
         ...
 
     def not_restored(self, name: str, why: str) -> NotRestored:
-        """Say that what ``resume`` named can't be loaded here. Waits to be ended, because all ranks begin anew with another one.
+        """Say that what ``resume`` named can't be loaded here.
 
-        The error to raise, if that does not happen.
+        Waits to be ended, because all ranks begin anew with another one. The error to raise, if that does not happen.
         """
         ...
 
@@ -87,7 +87,7 @@ class Link(Protocol):
         ...
 
     def want(self, reason: str) -> None:
-        """Say that it is time to save, as far as this rank can tell. What comes of it is told by ``asked``, to all ranks."""
+        """Say that it is time to save, as far as this rank can tell. What comes of it, ``asked`` tells all ranks."""
         ...
 
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:

@@ -294,6 +294,21 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
+def parse_draft(name: str) -> tuple[int, int, str] | None:
+    """Step, generation and token of a checkpoint that is being written; None: none is called so."""
+    if not is_temporary(name):
+        return None
+    folder, _, token = name[1 : -len(_TEMPORARY)].partition(".")
+    place = parse_folder(folder)
+    return (*place, token) if place is not None and _TOKEN.fullmatch(token) else None
+
+
+def overtaken(names: Iterable[str], step: int, generation: int, token: str) -> tuple[str, ...]:
+    """The drafts of the same writers that can't be finished any more, now that this one is."""
+    parsed = {name: draft for name in names if (draft := parse_draft(name)) is not None}
+    return tuple(name for name, draft in parsed.items() if draft[2] == token and draft[:2] < (step, generation))
+
+
 def quarantine_name(folder: str, taken: Collection[str]) -> str:
     """How a broken checkpoint is called from now on: a name that is not taken."""
     name, number = f"{folder}.broken", 1

@@ -1,32 +1,40 @@
 """The process that writes checkpoints: one per node, of low priority, without a framework. It outlives the workers.
 
-    python -m elastic_adapter.core.checkpoint.saver CHANNEL_FD
-
 It takes orders from its channel, one after the other, and answers each. At the end of the channel it ends, when it has
-done what it had been asked for.
+done what it had been asked for. All may be asked for again, by whoever does not know whether it was done.
 
-    {"save": PATH}    write what this buffer holds into its draft, and let the buffer be filled again
-    {"finish": ...}   make a checkpoint of a draft that all have written to, verify it, and delete what is not kept
+    {"save": PATH}      write what this buffer holds into its draft, and let the buffer be filled again
+    {"prepare": ...}    put a draft together that all have written to, and read it back; it is not a checkpoint yet
+    {"publish": ...}    make a checkpoint of what was prepared, and delete what is not kept
+
+Answers: {"saved": ...}, {"prepared": ...}, {"published": ...}, or {"failed": WORDS, "request": ...}. See ``command``
+for how it is started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core import frames
-from elastic_adapter.core.checkpoint.manifest import BadManifest
-from elastic_adapter.core.checkpoint.order import order_from_bytes
-from elastic_adapter.core.checkpoint.saving import finish, write_part
+from elastic_adapter.core.checkpoint.order import Order, order_from_bytes
+from elastic_adapter.core.checkpoint.saving import prepare, write_part
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
-from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.checkpoint.store import Store
 from elastic_adapter.core.errors import ElasticError
 
 _IO_PRIORITY_IDLE = 3 << 13
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WHAT_TO_DO = {
+    **dict.fromkeys(_FULL, "make room there, or keep fewer with keep_last"),
+    errno.EROFS: "it is mounted to be read only",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "this user may not write there"),
+}
 
 
 def main() -> None:
@@ -43,23 +51,32 @@ def main() -> None:
 
 def _answer(message: dict[str, Any]) -> dict[str, object]:
     """What came of a request; a failure is an answer as well, in words."""
+    known: dict[str, object] = {}
     try:
         if "save" in message:
-            return {"saved": save(Path(str(message["save"])))}
-        return {"finished": complete(**message["finish"])}
+            return {"saved": save(Path(str(message["save"])), known)}
+        if "prepare" in message:
+            return {"prepared": put_together(**message["prepare"])}
+        return {"published": publish(**message["publish"])}
     except (OSError, ValueError, KeyError, TypeError, ElasticError) as error:
-        return {"failed": _words(error), "request": message}
+        return {"failed": words(error), "request": message, **known}
 
 
-def save(path: Path) -> dict[str, object]:
-    """Write what a worker left in this buffer. Raises ValueError where there is nothing whole in it."""
+def save(path: Path, known: dict[str, object] | None = None) -> dict[str, object]:
+    """Write what a worker left in this buffer. Raises ValueError where there is nothing whole in it.
+
+    ``known`` is told what is being saved, for whoever has to tell that it failed.
+    """
+    known = {} if known is None else known
+    known["path"] = str(path)
     buffer = StagingBuffer.open(path)
     try:
         held = buffer.take()
         if held is None:
             raise ValueError(f"{path} holds no state that is whole")
-        order = order_from_bytes(held.order)
         try:
+            order = order_from_bytes(held.order)
+            known |= _facts(order)
             draft = write_part(order, held.data)
         finally:
             held.data.release()
@@ -67,30 +84,36 @@ def save(path: Path) -> dict[str, object]:
             buffer.release()
     finally:
         buffer.close()
-    return {"root": order.root, "draft": draft.path.name, "step": order.step, "rank": order.rank}
+    return {**known, "draft": draft.path.name}
 
 
-def complete(
-    root: str,
-    step: int,
-    generation: int,
-    token: str,
-    world_size: int,
-    *,
-    verify: str = "sample",
-    md5: bool = False,
-    keep_last: int | None = None,
-    keep_every: int | None = None,
+def _facts(order: Order) -> dict[str, object]:
+    return {
+        "root": order.root,
+        "step": order.step,
+        "generation": order.generation,
+        "token": order.token,
+        "rank": order.rank,
+    }
+
+
+def put_together(
+    root: str, step: int, generation: int, token: str, world_size: int, *, verify: str = "sample", md5: bool = False
 ) -> dict[str, object]:
-    """Finish a draft. It is read back from the storage before it counts as saved, and before any other is deleted."""
+    """Prepare a draft. It is read back from the storage before anybody may count on it."""
+    name = prepare(Store(Path(root)).begun(step, generation, token), world_size, verify=verify, md5=md5)
+    return {"name": name, "step": step, "generation": generation}
+
+
+def publish(
+    root: str, step: int, generation: int, token: str, *, keep_last: int | None = None, keep_every: int | None = None
+) -> dict[str, object]:
+    """Make it a checkpoint. Only then others are deleted: those not kept, and drafts that it has overtaken."""
     store = Store(Path(root))
-    place = finish(store.draft(step, generation, token), world_size, md5=md5)
-    found = store.look(place.name)
-    why = store.trouble(found, how=verify, stored=True) if isinstance(found, Checkpoint) else found.why
-    if why:
-        broken = store.quarantine(place)
-        raise OSError(f"{why}; what was written is not what was read back, and is kept as {broken.name}")
-    return {"path": str(place), "step": step, "pruned": list(store.prune(keep_last, keep_every))}
+    place = store.begun(step, generation, token).publish()
+    pruned = store.prune(keep_last, keep_every)
+    store.sweep_overtaken(step, generation, token)
+    return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned)}
 
 
 def _step_back() -> None:
@@ -106,13 +129,13 @@ def _step_back() -> None:
             ctypes.CDLL(None).syscall(number, 1, 0, _IO_PRIORITY_IDLE)
 
 
-def _words(error: Exception) -> str:
-    if isinstance(error, BadManifest | ElasticError | ValueError):
-        return str(error)
+def words(error: Exception) -> str:
+    """One line for people: what, where, and what they can do."""
     if isinstance(error, OSError) and error.strerror is not None:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    return f"{type(error).__name__}: {error}"
-
-
-if __name__ == "__main__":
-    main()
+        where = f"{error.filename}: " if error.filename is not None else ""
+        advice = _WHAT_TO_DO.get(error.errno or 0)
+        more = f" ({advice}); the last good checkpoint is untouched" if advice else ""
+        return f"{where}{error.strerror}{more}"
+    if isinstance(error, KeyError | TypeError):
+        return f"{type(error).__name__}: {error}"
+    return str(error)

@@ -1,11 +1,12 @@
 """Makes a checkpoint of what workers left in their buffers. Needs no framework, and nobody who asks.
 
 Each rank's part is written into the draft that all ranks share, and a part's own manifest beside it, last. When all
-parts are there, any one who knows that can finish the draft.
+parts are there, any one who knows that can put the draft together, and then publish it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -19,15 +20,35 @@ from elastic_adapter.core.checkpoint.manifest import (
 )
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch
 from elastic_adapter.core.checkpoint.paddlefile import write_paddle
-from elastic_adapter.core.checkpoint.store import Draft, Store, merged
+from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, Store, look_at, merged
 from elastic_adapter.core.checkpoint.torchfile import write_torch
+from elastic_adapter.core.errors import ElasticError
 
 _WRITERS = {"torch": write_torch, "paddle": write_paddle}
+# So many ranks are named when parts are missing.
+_MOST_NAMED = 8
+
+
+class Unverified(ElasticError):
+    """What was written is not what was read back. It is not a checkpoint, and is kept for people to look at."""
+
+
+class Incomplete(ElasticError):
+    """Not all ranks have written their part, as far as can be seen here."""
 
 
 def write_part(order: Order, data: memoryview) -> Draft:
     """Write one rank's files into the draft of its checkpoint. Raises OSError where the storage does not take them."""
     draft = Store(Path(order.root)).draft(order.step, order.generation, order.token)
+    try:
+        return _write_part(draft, order, data)
+    except BaseException:
+        # Half a part is of no use, and on a disk that is full it is in the way of what comes next.
+        _remove(draft, [*(file.name for file in order.files), _part(order.rank)])
+        raise
+
+
+def _write_part(draft: Draft, order: Order, data: memoryview) -> Draft:
     files = tuple(_write(draft, order, file, data) for file in order.files)
     part = Manifest(
         job=order.job,
@@ -47,18 +68,55 @@ def write_part(order: Order, data: memoryview) -> Draft:
     return draft
 
 
+def prepare(draft: Draft, world_size: int, *, verify: str = "off", md5: bool = False) -> str:
+    """Put together what all ranks have written, and read it back. The name that it will have as a checkpoint.
+
+    May be repeated, also when it has been published meanwhile. Raises Incomplete or Unverified.
+    """
+    name = draft.place.name
+    if not draft.path.exists() and isinstance(look_at(draft.place), Checkpoint):
+        return name
+    found = look_at(draft.path, name)
+    if not isinstance(found, Checkpoint):
+        if absent := missing(draft, world_size):
+            raise Incomplete(_asking(draft, absent, world_size))
+        names = [_part(rank) for rank in range(world_size)]
+        draft.prepare(merged(manifest_from_bytes((draft.path / each).read_bytes()) for each in names), md5=md5)
+        found = look_at(draft.path, name)
+    _remove(draft, [_part(rank) for rank in range(world_size)])
+    store = Store(draft.root)
+    why = store.trouble(found, how=verify, stored=True) if isinstance(found, Checkpoint) else found.why
+    if why:
+        broken = store.quarantine(draft.path, name)
+        raise Unverified(f"{why}; what was written is not what was read back, and is kept as {broken}")
+    return name
+
+
 def finish(draft: Draft, world_size: int, *, md5: bool = False) -> Path:
     """Make a checkpoint of a draft that all ranks have written their parts of."""
-    names = [_part(rank) for rank in range(world_size)]
-    parts = [manifest_from_bytes((draft.path / name).read_bytes()) for name in names]
-    for name in names:
-        os.unlink(draft.path / name)
-    return draft.finish(merged(parts), md5=md5)
+    prepare(draft, world_size, md5=md5)
+    return draft.publish()
 
 
 def missing(draft: Draft, world_size: int) -> tuple[int, ...]:
     """The ranks that have not written their part."""
     return tuple(rank for rank in range(world_size) if not (draft.path / _part(rank)).exists())
+
+
+def _asking(draft: Draft, absent: tuple[int, ...], world_size: int) -> str:
+    named = ", ".join(map(str, absent[:_MOST_NAMED])) + (" ..." if len(absent) > _MOST_NAMED else "")
+    ranks = f"rank {named}" if len(absent) == 1 else f"ranks {named}"
+    what = f"step {draft.step}: {ranks} of {world_size} wrote nothing that is seen in {draft.root}"
+    return f"{what}; is this folder shared by all nodes, under the same path?"
+
+
+def _remove(draft: Draft, names: list[str]) -> None:
+    """Whatever of this is there; and the draft with it, if nothing else is in it."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            os.unlink(draft.path / name)
+    with contextlib.suppress(OSError):
+        os.rmdir(draft.path)
 
 
 def _part(rank: int) -> str:

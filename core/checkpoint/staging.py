@@ -9,6 +9,7 @@ FULL into SAVING into EMPTY. Who is killed while it fills leaves FILLING behind,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -134,8 +135,10 @@ class StagingBuffer:
         self._set(EMPTY)
 
     def close(self) -> None:
-        self._view.release()
-        self._memory.close()
+        """Let go of the memory; what an error that is being handled still refers to goes with that error."""
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            self._memory.close()
 
     def _set(self, mark: int) -> None:
         self._view[_MARK] = mark.to_bytes(8, sys.byteorder)

@@ -33,6 +33,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     md5_lines,
     newest_first,
     obsolete,
+    overtaken,
     quarantine_name,
     temporary_name,
 )
@@ -65,6 +66,8 @@ class Broken:
 
     path: Path
     why: str
+    # It may be whole, but can't be read just now: by this user, or from this device.
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +79,45 @@ class Draft:
     generation: int
     path: Path
 
+    @property
+    def place(self) -> Path:
+        """What it is called as a checkpoint."""
+        return self.root / folder_name(self.step, self.generation)
+
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
         """A file to write, which has reached the disk at the end of the block."""
-        with open(self.path / name, "wb") as file:
+        with _named(self.path / name), open(self.path / name, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
 
-    def finish(self, manifest: Manifest, *, md5: bool = False) -> Path:
-        """Make it a checkpoint. Whoever is killed before the last rename has not saved; after it, all is on disk."""
+    def prepare(self, manifest: Manifest, *, md5: bool = False) -> None:
+        """Put the manifest in, last. All of it is on disk then, and still nobody takes it for a checkpoint."""
         if md5:
             names = [file.name for file in manifest.files]
             sums = {name: hash_file(str(self.path / name), "md5") for name in names}
             _write(self.path / MD5_SUMS, md5_lines(sums).encode())
         _write(self.path / MANIFEST, manifest_to_bytes(manifest))
         _sync_folder(self.path)
-        place = self.root / folder_name(self.step, self.generation)
-        try:
-            os.rename(self.path, place)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            # The same step of the same generation was saved before: that one stays as it is.
+
+    def publish(self) -> Path:
+        """Make a prepared one a checkpoint: before the rename it is not saved, after it, it is. May be repeated."""
+        place = self.place
+        if isinstance(look_at(place), Checkpoint):
+            # It has been published, or the same step of the same generation was saved before: that one stays as it is.
             self.discard()
+        else:
+            if place.exists():
+                Store(self.root).quarantine(place)
+            os.rename(self.path, place)
         _sync_folder(self.root)
         return place
+
+    def finish(self, manifest: Manifest, *, md5: bool = False) -> Path:
+        """Make it a checkpoint. Whoever is killed before the last rename has not saved; after it, all is on disk."""
+        self.prepare(manifest, md5=md5)
+        return self.publish()
 
     def discard(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -116,8 +132,13 @@ class Store:
     def draft(self, step: int, generation: int, token: str) -> Draft:
         """Begin a checkpoint, or join those who have; ``token`` is the same for all who write it."""
         self.root.mkdir(parents=True, exist_ok=True)
+        draft = self.begun(step, generation, token)
+        draft.path.mkdir(exist_ok=True)
+        return draft
+
+    def begun(self, step: int, generation: int, token: str) -> Draft:
+        """One that somebody has begun; nothing is made."""
         path = self.root / temporary_name(folder_name(step, generation), token)
-        path.mkdir(exist_ok=True)
         return Draft(self.root, step, generation, path)
 
     def sweep(self, keep: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
@@ -133,37 +154,43 @@ class Store:
             yield self.look(name)
 
     def look(self, name: str) -> Checkpoint | Broken:
-        path = self.root / name
-        try:
-            manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
-        except (OSError, BadManifest) as error:
-            return Broken(path, _why(error))
-        if folder_name(manifest.step, manifest.generation) != name:
-            return Broken(path, f"its manifest is of step {manifest.step}, generation {manifest.generation}")
-        return Checkpoint(path, manifest)
+        return look_at(self.root / name)
 
     def trouble(
         self, checkpoint: Checkpoint, *, how: str = "full", stored: bool = False, progress: Progress | None = None
     ) -> str:
         """What is wrong with its files; empty: nothing that was looked for."""
+        try:
+            self.check(checkpoint, how=how, stored=stored, progress=progress)
+        except (OSError, Damaged) as error:
+            return _why(error)
+        return ""
+
+    def check(
+        self, checkpoint: Checkpoint, *, how: str = "full", stored: bool = False, progress: Progress | None = None
+    ) -> None:
+        """Raises Damaged where a file is not what the manifest says, OSError where it can't be read."""
         manifest = checkpoint.manifest
         for file in manifest.files if how != "off" else ():
             path, expected = str(checkpoint.path / file.name), Expected(file.size, file.hash, manifest.algorithm)
-            try:
-                if how == "sample":
-                    verify_sample(path, expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
-                else:
-                    verify_file(path, expected, stored=stored, progress=progress)
-            except (OSError, Damaged) as error:
-                return _why(error)
-        return ""
+            if how == "sample":
+                verify_sample(path, expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
+            else:
+                verify_file(path, expected, stored=stored, progress=progress)
 
-    def quarantine(self, path: Path) -> Path:
+    def quarantine(self, path: Path, name: str | None = None) -> Path:
         """Put a broken one out of the way; it is not deleted, because somebody may want to know."""
-        place = path.with_name(quarantine_name(path.name, set(self._names())))
+        place = path.with_name(quarantine_name(name or path.name, set(self._names())))
         os.rename(path, place)
         _sync_folder(self.root)
         return place
+
+    def sweep_overtaken(self, step: int, generation: int, token: str) -> tuple[str, ...]:
+        """Remove the drafts of the same writers that this checkpoint came before."""
+        stale = overtaken(self._names(), step, generation, token)
+        for name in stale:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        return stale
 
     def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
         """Delete what need not be kept. Each is put out of sight first, so that none is ever half deleted."""
@@ -183,6 +210,22 @@ class Store:
             return []
 
 
+def look_at(path: Path, name: str | None = None) -> Checkpoint | Broken:
+    """What a folder is, by its manifest; ``name`` is what it is to be called, if it is not called so yet."""
+    try:
+        manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
+    except (OSError, BadManifest) as error:
+        return Broken(path, _why(error), unread=is_unread(error))
+    if folder_name(manifest.step, manifest.generation) != (name or path.name):
+        return Broken(path, f"its manifest is of step {manifest.step}, generation {manifest.generation}")
+    return Checkpoint(path, manifest)
+
+
+def is_unread(error: Exception) -> bool:
+    """Whether it says nothing of the file: a device or a permission was in the way."""
+    return isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
 def regions(file: FileEntry) -> tuple[Region, ...]:
     return tuple(
         Region(each.name, each.dtype, each.shape, each.offset, each.nbytes, each.hash) for each in file.tensors
@@ -197,9 +240,20 @@ def merged(parts: Iterable[Manifest]) -> Manifest:
     return Manifest(**values, files=files)
 
 
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of writing do not say of what file; these do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
 def _write(path: Path, data: bytes) -> None:
     hidden = path.with_name(temporary_name(path.name, "new"))
-    with open(hidden, "wb") as file:
+    with _named(path), open(hidden, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

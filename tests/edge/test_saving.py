@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -16,11 +16,12 @@ import pytest
 
 from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint import paddlestate, torchstate
-from elastic_adapter.core.checkpoint.manifest import MANIFEST
+from elastic_adapter.core.checkpoint.command import saver_command
+from elastic_adapter.core.checkpoint.manifest import MANIFEST, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_from_bytes, order_to_bytes
-from elastic_adapter.core.checkpoint.saving import finish, missing, write_part
+from elastic_adapter.core.checkpoint.saving import Incomplete, Unverified, finish, missing, prepare, write_part
 from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
-from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
 from helpers.frameworks import imported
 
 SUFFIX = {"torch": "pt", "paddle": "pdparams"}
@@ -144,11 +145,10 @@ def test_a_storage_that_does_not_take_it(framework, shared, tmp_path):
 class SaverProcess:
     """The real one, and our end of its channel."""
 
-    def __init__(self):
+    def __init__(self, folder=None):
         self.socket, theirs = socket.socketpair()
         with theirs:
-            argv = [sys.executable, "-m", "elastic_adapter.core.checkpoint.saver", str(theirs.fileno())]
-            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+            self.process = subprocess.Popen(saver_command(theirs.fileno()), pass_fds=[theirs.fileno()], cwd=folder)
 
     def ask(self, request):
         frames.write(self.socket.fileno(), request)
@@ -164,42 +164,137 @@ class SaverProcess:
         self.process.wait(30)
 
 
-FINISH = {"step": 40, "generation": 3, "token": "run1", "world_size": 1}
+WHICH = {"step": 40, "generation": 3, "token": "run1"}
+NAME = folder_name(40, 3)
 
 
 def test_the_saver(framework, shared, tmp_path):
-    """It writes, finishes and keeps what is to be kept, has no framework, and ends with its channel."""
+    """It writes, prepares, publishes and keeps what is to be kept, has no framework, and ends with its channel."""
     root = tmp_path / "checkpoints"
     staged(framework, shared, state_of(framework, 1), root)
+    which = {"root": str(root), **WHICH}
     with SaverProcess() as saver:
         saver.ask({"save": str(shared)})
-        assert saver.answer()["saved"]["step"] == 40
+        draft = f".{NAME}.run1.elastic-tmp"
+        assert saver.answer() == {"saved": {"path": str(shared), **which, "rank": 0, "draft": draft}}
         assert StagingBuffer.open(shared).mark == EMPTY
-        saver.ask({"finish": {"root": str(root), **FINISH, "verify": "full", "keep_last": 1}})
-        assert saver.answer()["finished"]["pruned"] == []
+        for _ in range(2):
+            saver.ask({"prepare": {**which, "world_size": 1, "verify": "full", "md5": True}})
+            assert saver.answer() == {"prepared": {"name": NAME, "step": 40, "generation": 3}}
+            assert os.listdir(root) == [draft]
+        for _ in range(2):
+            saver.ask({"publish": {**which, "keep_last": 1}})
+            path = str(root / NAME)
+            assert saver.answer() == {"published": {"path": path, "name": NAME, "step": 40, "pruned": []}}
+            assert os.listdir(root) == [NAME]
+        saver.ask({"prepare": {**which, "world_size": 1}})
+        assert saver.answer()["prepared"]["name"] == NAME
         maps = Path(f"/proc/{saver.process.pid}/maps").read_text()
         assert not any(f"/{name}/" in maps for name in ("torch", "paddle", "numpy"))
     assert saver.process.returncode == 0
     (found,) = Store(root).newest_first()
     assert Store(root).trouble(found) == ""
+    assert subprocess.run(["md5sum", "-c", "checkpoints.md5"], cwd=found.path, stdout=-3, check=False).returncode == 0
+
+
+def test_drafts_that_are_overtaken(framework, shared, tmp_path):
+    """Those of the same writers that are older than what is published go with it; nobody else's do."""
+    root = tmp_path / "checkpoints"
+    staged(framework, shared, state_of(framework, 1), root)
+    stays = [Store(root).draft(*which).path.name for which in ((41, 3, "run1"), (39, 3, "run2"))]
+    Store(root).draft(39, 9, "run1")
+    with SaverProcess() as saver:
+        saver.ask({"save": str(shared)})
+        saver.ask({"prepare": {"root": str(root), **WHICH, "world_size": 1}})
+        saver.ask({"publish": {"root": str(root), **WHICH}})
+        assert ["failed" in saver.answer() for _ in range(3)] == [False] * 3
+    assert sorted(os.listdir(root)) == sorted([*stays, NAME])
 
 
 def test_what_goes_wrong_is_told(framework, shared, tmp_path):
-    """In one line each; and the saver lives on."""
+    """In one line each, with the path and, where they are known, the step and the rank; and the saver lives on."""
     (tmp_path / "file").write_text("")
-    staged(framework, shared, state_of(framework, 1), tmp_path / "file")
+    staged(framework, shared, state_of(framework, 1), tmp_path / "file", rank=1, world_size=2)
     with SaverProcess() as saver:
-        for request, words in (
-            ({"save": str(shared)}, "file: "),
-            ({"save": str(shared)}, "holds no state that is whole"),
-            ({"save": "/nowhere"}, "/nowhere: No such file"),
-            ({"finish": {"root": str(tmp_path / "empty"), **FINISH}}, "part.0.json: No such file"),
-            ({"finish": {}}, "missing"),
+        for request, words, facts in (
+            ({"save": str(shared)}, "file: ", {"path": str(shared), "step": 40, "rank": 1}),
+            ({"save": str(shared)}, "holds no state that is whole", {"path": str(shared)}),
+            ({"save": "/nowhere"}, "/nowhere: No such file", {"path": "/nowhere"}),
+            (
+                {"prepare": {"root": str(tmp_path / "empty"), **WHICH, "world_size": 2}},
+                "ranks 0, 1 of 2 wrote nothing that is seen in",
+                {},
+            ),
+            ({"publish": {"root": str(tmp_path), **WHICH}}, f"{NAME}.run1.elastic-tmp: No such file", {}),
+            ({"publish": {}}, "missing", {}),
         ):
             saver.ask(request)
             answer = saver.answer()
             assert words in answer["failed"]
             assert "\n" not in answer["failed"]
+            assert {**answer, **facts, "request": request} == answer
+    assert saver.process.returncode == 0
+
+
+def test_parts_that_are_not_there(framework, shared, tmp_path):
+    """The ranks are named, and the question is asked that helps; the draft is left for them."""
+    staged(framework, shared, state_of(framework, 1), tmp_path, rank=1, world_size=3)
+    draft = write_part(*taken(shared))
+    with pytest.raises(Incomplete, match=r"ranks 0, 2 of 3 .* shared by all nodes"):
+        prepare(draft, 3)
+    assert missing(draft, 3) == (0, 2)
+
+
+def test_what_does_not_verify(framework, shared, tmp_path):
+    """Never becomes a checkpoint: it is moved aside as broken, while it is still a draft."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    (file,) = draft.path.glob("rank_0.*")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(Unverified, match=rf"is damaged: .* kept as {tmp_path / NAME}.broken"):
+        prepare(draft, 1, verify="full")
+    assert list(Store(tmp_path).newest_first()) == []
+    assert os.listdir(tmp_path) == [f"{NAME}.broken"]
+
+
+def test_a_broken_one_in_its_place(framework, shared, tmp_path):
+    """What is no checkpoint does not keep another from its name."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    (tmp_path / NAME).mkdir()
+    assert isinstance(Store(tmp_path).look(NAME), Broken)
+    assert finish(write_part(*taken(shared)), 1) == tmp_path / NAME
+    assert isinstance(Store(tmp_path).look(NAME), Checkpoint)
+    assert sorted(os.listdir(tmp_path)) == [NAME, f"{NAME}.broken"]
+
+
+def test_a_full_disk(framework, shared, tmp_path):
+    """It is told with the file, what to do, and that nothing else was harmed; what was half written is gone."""
+    if os.geteuid() != 0:
+        pytest.skip("a file system of its own needs root")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        staged(framework, shared, state_of(framework, 1), tmp_path)
+        with SaverProcess() as saver:
+            saver.ask({"save": str(shared)})
+            told = saver.answer()["failed"]
+        assert re.fullmatch(
+            rf"{tmp_path}/\S+/rank_0\.\w+: No space left on device \(make room there, .* untouched", told
+        )
+        assert os.listdir(tmp_path) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_the_saver_in_a_folder_of_traps(framework, shared, tmp_path):
+    """Files of the user's that are called like modules of ours, or of Python's, are not taken for them."""
+    for name in ("json", "random", "xxhash", "elastic_adapter", "shutil"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    with SaverProcess(tmp_path) as saver:
+        saver.ask({"save": "/nowhere"})
+        assert "/nowhere" in saver.answer()["failed"]
     assert saver.process.returncode == 0
 
 

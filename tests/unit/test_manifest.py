@@ -26,6 +26,8 @@ from elastic_adapter.core.checkpoint.manifest import (
     md5_lines,
     newest_first,
     obsolete,
+    overtaken,
+    parse_draft,
     parse_folder,
     quarantine_name,
     temporary_name,
@@ -384,6 +386,14 @@ class TestFolders:
         assert not any(map(is_temporary, (folder_name(1, 2), ".x.tmp", "x.elastic-tmp", "model.pt")))
         with pytest.raises(ValueError, match="a token has letters"):
             temporary_name("x", "a/b")
+
+    def test_drafts(self):
+        """Whose they are, and of which step, is in their names; of the same writers the older ones are overtaken."""
+        mine = [temporary_name(folder_name(*place), "run1") for place in ((1, 9), (2, 1), (2, 2), (3, 1))]
+        assert [parse_draft(name) for name in mine] == [(1, 9, "run1"), (2, 1, "run1"), (2, 2, "run1"), (3, 1, "run1")]
+        others = [temporary_name(folder_name(1, 1), "run2"), temporary_name("model.pt", "run1"), folder_name(1, 1), "x"]
+        assert [parse_draft(name) for name in others] == [(1, 1, "run2"), None, None, None]
+        assert overtaken([*mine, *others], 2, 2, "run1") == tuple(mine[:2])
 
     def test_quarantined(self):
         """A broken one is no checkpoint any more, and a second one of the same name finds a place."""
