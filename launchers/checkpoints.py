@@ -16,17 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_adapter.core.checkpoint.files import Damaged
 from elastic_adapter.core.checkpoint.manifest import (
     MANIFEST,
     BadManifest,
     Manifest,
     folder_name,
     is_quarantined,
-    is_temporary,
     manifest_from_bytes,
+    parse_draft,
     parse_folder,
 )
-from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store, is_unread, look_at
 from elastic_adapter.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,18 +51,20 @@ a job may go on using the folder meanwhile.
   --json      one JSON document instead of a table
   -h, --help  show this text
 
-states: complete (not read yet), verified, broken (with the reason), quarantined (found
-broken when a job was to go on from it), being written (a draft; one that grows old was
-left by a job that was killed), being deleted, deleted meanwhile
+states: complete (not read yet), verified, broken (with the reason), unreadable (whole or
+not: it can't be told from here), quarantined (found broken when a job was to go on from
+it), being written (a draft; one that grows old was left by a job that was killed), being
+deleted, deleted meanwhile
 
-exit codes: 0 fine; 1 verify found a broken one; 2 a mistake in the command
+exit codes: 0 fine; 1 verify found a broken or unreadable one; 2 a mistake in the command
 
 examples:
   elastic-launch checkpoints list /data/run7
   elastic-launch checkpoints verify /data/run7/step-000000002000-gen-000003
 """
 
-COMPLETE, VERIFIED, BROKEN, QUARANTINED = "complete", "verified", "broken", "quarantined"
+COMPLETE, VERIFIED, BROKEN, UNREADABLE = "complete", "verified", "broken", "unreadable"
+QUARANTINED = "quarantined"
 WRITING, DELETING, DELETED = "being written", "being deleted", "deleted meanwhile"
 # The token of what is put out of sight before it is deleted.
 _PRUNED = "pruned"
@@ -120,7 +123,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int]:
     elif not found and not request.as_json:
         return f"there are no checkpoints in {shown(str(root))}\n", 0
     text = as_json(str(root), found) if request.as_json else table(found, time.time())
-    broken = request.command == "verify" and any(each.state == BROKEN for each in found)
+    broken = request.command == "verify" and any(each.state in (BROKEN, UNREADABLE) for each in found)
     return text, int(broken)
 
 
@@ -179,14 +182,11 @@ def _place(folder: str, spoken: str) -> tuple[Path, str | None]:
 
 def _kind(name: str) -> tuple[str, tuple[int, int]] | None:
     """What a folder of this name is, unless something is wrong with it; its step and generation. None: not ours."""
-    state, folder = COMPLETE, name
-    if is_quarantined(name):
-        state, folder = QUARANTINED, name.partition(".")[0]
-    elif is_temporary(name):
-        folder, _, rest = name[1:].partition(".")
-        state = DELETING if rest.startswith(f"{_PRUNED}.") else WRITING
-    place = parse_folder(folder)
-    return (state, place) if place is not None else None
+    if (draft := parse_draft(name)) is not None:
+        step, generation, token = draft
+        return (DELETING if token == _PRUNED else WRITING), (step, generation)
+    place = parse_folder(name.partition(".")[0] if is_quarantined(name) else name)
+    return (QUARANTINED if is_quarantined(name) else COMPLETE, place) if place is not None else None
 
 
 def _look(root: Path, only: str | None) -> tuple[Seen, ...]:
@@ -195,8 +195,7 @@ def _look(root: Path, only: str | None) -> tuple[Seen, ...]:
         names = os.listdir(root) if only is None else [only]
     except OSError as error:
         raise UserError(f"{shown(str(root))}: the folder can't be read: {error.strerror}") from error
-    store = Store(root)
-    found = [each for name in names if (each := _seen(store, name)) is not None]
+    found = [each for name in names if (each := _seen(root / name)) is not None]
     if not found and MANIFEST in names:
         raise UserError(
             f"{shown(str(root))}: this has a manifest like a checkpoint, and not its name: call it {_rightful(root)}"
@@ -212,51 +211,46 @@ def _rightful(path: Path) -> str:
         return "step-...-gen-..., with the numbers it had"
 
 
-def _seen(store: Store, name: str) -> Seen | None:
-    kind, path = _kind(name), store.root / name
+def _seen(path: Path) -> Seen | None:
+    """What one folder is; None: nothing of ours, or gone."""
+    kind = _kind(path.name)
     if kind is None:
         return None
     state, (step, generation) = kind
-    looked = store.look(name) if state == COMPLETE else _inside(path)
-    manifest, why = (None, looked.why) if isinstance(looked, Broken) else (looked.manifest, _unlike(looked))
+    looked = look_at(path, folder_name(step, generation))
+    manifest = looked.manifest if isinstance(looked, Checkpoint) else None
+    broken = _unlike(looked) if isinstance(looked, Checkpoint) else looked
     try:
-        files = _files(manifest) if manifest is not None else _on_disk(path)
         last = path.stat().st_mtime
-        written_at = manifest.created_at if manifest is not None else last
+        files = _files(manifest) if manifest is not None else _on_disk(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        files, written_at, why = (), None, why or f"it can't be looked at: {error.strerror}"
-    if state == COMPLETE and why:
-        state = BROKEN
-    elif state in (WRITING, DELETING):
+    except OSError:
+        # Why, its manifest has told.
+        last, files = None, ()
+    if state in (WRITING, DELETING):
         # It is half there, which is not wrong.
-        why = ""
-    return Seen(path, step, generation, state, files, written_at, _short(why, path), manifest)
+        broken = None
+    elif state == COMPLETE and broken is not None:
+        state = UNREADABLE if broken.unread else BROKEN
+    written_at = manifest.created_at if manifest is not None else last
+    why = _short(broken.why, path) if broken is not None else ""
+    return Seen(path, step, generation, state, files, written_at, why, manifest)
 
 
-def _inside(path: Path) -> Checkpoint | Broken:
-    """What is in a folder that is not called as its manifest says."""
-    try:
-        return Checkpoint(path, manifest_from_bytes((path / MANIFEST).read_bytes()))
-    except OSError as error:
-        return Broken(path, f"{MANIFEST}: {error.strerror}")
-    except BadManifest as error:
-        return Broken(path, str(error))
-
-
-def _unlike(checkpoint: Checkpoint) -> str:
+def _unlike(checkpoint: Checkpoint) -> Broken | None:
     """What can be told to be wrong without reading."""
+    path = checkpoint.path
     for file in checkpoint.manifest.files:
         try:
-            found = os.stat(checkpoint.path / file.name)
+            found = os.stat(path / file.name)
         except OSError as error:
-            return f"{file.name}: {error.strerror}"
+            return Broken(path, f"{file.name}: {error.strerror}", unread=is_unread(error))
         if not stat.S_ISREG(found.st_mode):
-            return f"{file.name} is no plain file"
+            return Broken(path, f"{file.name} is no plain file")
         if found.st_size != file.size:
-            return f"{file.name} has {found.st_size} bytes instead of {file.size}"
-    return ""
+            return Broken(path, f"{file.name} has {found.st_size} bytes instead of {file.size}")
+    return None
 
 
 def _files(manifest: Manifest) -> tuple[File, ...]:
@@ -288,7 +282,7 @@ def _checkpoints(found: tuple[Seen, ...], root: Path, only: str | None) -> tuple
         if found[0].state in (WRITING, DELETING):
             raise UserError(f"{shown(str(root / only))}: this is {found[0].state}: it is no checkpoint")
         return found
-    meant = tuple(each for each in found if each.state in (COMPLETE, BROKEN))
+    meant = tuple(each for each in found if each.state in (COMPLETE, BROKEN, UNREADABLE))
     if not meant:
         others = f"; {len(found)} that are quarantined or drafts are left out" if found else ""
         raise UserError(
@@ -309,13 +303,20 @@ def _verify(root: Path, meant: Sequence[Seen]) -> tuple[Seen, ...]:
 
 
 def _verified(store: Store, seen: Seen, bar: Bar) -> Seen:
-    why = seen.why
-    if seen.manifest is not None and not why:
-        checkpoint = Checkpoint(seen.path, seen.manifest)
-        why = _short(store.trouble(checkpoint, stored=True, progress=bar.advance), seen.path)
-    if why and not os.path.lexists(seen.path):
-        return replace(seen, state=DELETED)
-    return replace(seen, state=BROKEN if why else VERIFIED, why=why)
+    state, why = VERIFIED, ""
+    if seen.manifest is None or seen.why:
+        state, why = UNREADABLE if seen.state == UNREADABLE else BROKEN, seen.why
+    else:
+        try:
+            store.check(Checkpoint(seen.path, seen.manifest), stored=True, progress=bar.advance)
+        except Damaged as error:
+            state, why = BROKEN, str(error)
+        except OSError as error:
+            state = UNREADABLE if is_unread(error) else BROKEN
+            why = f"{error.filename or 'a file'}: {error.strerror}"
+    if state != VERIFIED and not os.path.lexists(seen.path):
+        state, why = DELETED, ""
+    return replace(seen, state=state, why=_short(why, seen.path))
 
 
 class Bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -398,18 +399,43 @@ def test_deleted_while_it_is_verified(tmp_path, monkeypatch):
     """Is not broken, and is said."""
     save(tmp_path, 10)
     place = save(tmp_path, 20)
-    trouble = Store.trouble
+    check = Store.check
 
     def deleted(store, checkpoint, **options):
-        if checkpoint.path == place and place.exists():
-            store.prune(1, None)
+        if checkpoint.path == place:
             shutil.rmtree(place)
-        return trouble(store, checkpoint, **options)
+        check(store, checkpoint, **options)
 
-    monkeypatch.setattr(Store, "trouble", deleted)
+    monkeypatch.setattr(Store, "check", deleted)
+    assert told("verify", tmp_path) == ([(20, "deleted meanwhile", ""), (10, "verified", "")], 0)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "model.bin"])
+def test_what_can_not_be_read(tmp_path, name):
+    """Is not called broken; neither is it verified."""
+    path = save(tmp_path, 10) / name
+    path.unlink()
+    path.symlink_to(path)
+    why = f"{name}: Too many levels of symbolic links"
+    assert told("list", tmp_path) == ([(10, "unreadable", why)], 0)
+    assert told("verify", tmp_path) == ([(10, "unreadable", why)], 1)
+
+
+def test_a_device_that_fails(tmp_path, monkeypatch):
+    """Says nothing of the bytes; the others are read all the same."""
+    save(tmp_path, 10)
+    place = save(tmp_path, 20)
+    read = os.preadv
+
+    def fail(fd, buffers, offset):
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(place)):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", fail)
     found, code = told("verify", tmp_path)
-    assert [(step, state) for step, state, _ in found] == [(20, "deleted meanwhile"), (10, "deleted meanwhile")]
-    assert code == 0
+    assert found == [(20, "unreadable", "a file: Input/output error"), (10, "verified", "")]
+    assert code == 1
 
 
 def test_a_folder_that_goes_away(tmp_path, monkeypatch):
