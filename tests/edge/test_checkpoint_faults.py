@@ -7,18 +7,23 @@ import os
 import pickletools
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from elastic_adapter.core.checkpoint import paddlestate, torchstate
 from elastic_adapter.core.checkpoint.files import Damaged, Expected, Refused
 from elastic_adapter.core.checkpoint.manifest import MANIFEST, _sealed, folder_name
-from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch
+from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
 from elastic_adapter.core.checkpoint.saving import prepare, write_part
+from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Broken, Store
+from helpers import killed
 from helpers.frameworks import imported
 
 FILES = {"torch": ("model.pt", "optimizer.pt"), "paddle": ("model.pdparams", "optimizer.pdopt")}
@@ -60,8 +65,8 @@ def as_bytes(framework, piece):
     return piece.tobytes() if hasattr(piece, "tobytes") else piece.numpy().tobytes()
 
 
-def save(framework, root, step):
-    """A checkpoint of two files, made as a worker and a saver make it."""
+def ordered(framework, root, step):
+    """What a worker asks for: a checkpoint of two files, and the bytes of it."""
     kind = framework.__name__
     state = torchstate if kind == "torch" else paddlestate
     data, files = b"", []
@@ -73,9 +78,14 @@ def save(framework, root, step):
             data += blob
         files.append(FileOrder(name, kind, places[0], tuple(places[1:])))
     order = Order(str(root), "run1", step, 1, 0, 1, kind, {kind: "1"}, tuple(files), 1.5, "j", "r", {"epoch": 7})
+    return order, data
+
+
+def save(framework, root, step):
+    order, data = ordered(framework, root, step)
     draft = write_part(order, memoryview(data))
     prepare(draft, 1, verify="full")
-    return draft.publish()
+    draft.publish()
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +276,49 @@ def test_a_manifest_that_was_sealed_by_others(root, place, change, words):
     del values["checksum"]
     (place / MANIFEST).write_bytes(_sealed({**values, **change}))
     assert words in why_not(root)
+
+
+@pytest.fixture
+def in_memory():
+    """A folder where fsync takes no time."""
+    with TemporaryDirectory(prefix="elastic-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def left(framework, made, in_memory):
+    """A folder as a worker leaves it: two checkpoints, and a state in its buffer. It is tried in a copy of it."""
+    folder = in_memory / "left"
+    shutil.copytree(made, folder / "checkpoints")
+    order, data = ordered(framework, in_memory / "trial" / "checkpoints", 30)
+    packed = order_to_bytes(order)
+    buffer = StagingBuffer.create(folder / "buffer", len(packed) + len(data))
+
+    def copy(into):
+        into[:] = data
+
+    assert buffer.fill(30, 1, packed, len(data), copy)
+    buffer.close()
+    return folder
+
+
+@pytest.mark.timeout(300)
+def test_a_saver_that_is_killed_before_any_of_its_calls(left):
+    """What was saved is whole, and what was staged is saved by the saver after it: nothing is lost, nothing is torn."""
+    draft = {"step": 30, "generation": 1, "token": "run1"}
+    asked = {
+        "prepare": {**draft, "world_size": 1, "verify": "full", "md5": True},
+        "publish": {**draft, "keep_last": 2},
+    }
+    argv = [sys.executable, killed.__file__, str(left)]
+    done = subprocess.run(argv, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
+    first, *trials = map(json.loads, done.stdout.splitlines())
+    assert {"fsync", "rename", "mkdir", "unlink", "rmdir", "write"} <= set(first["calls"])
+    assert len(trials) == len(first["calls"]) + killed.PAIRS
+    for each in (first, *trials):
+        assert each["wrong"] == [], each
+        assert each["steps"] == [30, 20], each
+        assert all(left in ([20, 10], [30, 20, 10], [30, 20]) for left in each["left"]), each
+        assert each["names"] == [folder_name(20, 1), folder_name(30, 1)], each
+    # They were killed everywhere: before it was a checkpoint, before and after others were deleted.
+    assert {tuple(left) for each in trials for left in each["left"]} == {(20, 10), (30, 20, 10), (30, 20)}
