@@ -50,9 +50,10 @@ EDGE = {
     *("checkpoint.files", "checkpoint.hashing", "checkpoint.transfer", "checkpoint.sources", "checkpoint.pickles"),
     *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
     *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging", "checkpoint.saving"),
-    *("checkpoint.saver", "checkpoint.command", "checkpoint.link"),
+    *("checkpoint.saver", "checkpoint.command", "checkpoint.link", "checkpoint.framework", "checkpoint.contents"),
+    *("checkpoint.buffers", "checkpoint.restoring", "checkpoint.single", "checkpoint.own_link", "checkpoint.connect"),
 }
-SHELL = {"coordinator", "agent", "cluster"}
+SHELL = {"coordinator", "agent", "cluster", "checkpoint.checkpointer"}
 # Imported by the user's program: standard library only.
 IN_WORKERS = {"worker"}
 # Run by path, with the standard library only.

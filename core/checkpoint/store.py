@@ -97,21 +97,27 @@ class Draft:
         if md5:
             names = [file.name for file in manifest.files]
             sums = {name: hash_file(str(self.path / name), "md5") for name in names}
-            _write(self.path / MD5_SUMS, md5_lines(sums).encode())
-        _write(self.path / MANIFEST, manifest_to_bytes(manifest))
-        _sync_folder(self.path)
+            write_whole(self.path / MD5_SUMS, md5_lines(sums).encode())
+        write_whole(self.path / MANIFEST, manifest_to_bytes(manifest))
+        sync_folder(self.path)
 
     def publish(self) -> Path:
         """Make a prepared one a checkpoint: before the rename it is not saved, after it, it is. May be repeated."""
         place = self.place
-        if isinstance(look_at(place), Checkpoint):
-            # It has been published, or the same step of the same generation was saved before: that one stays as it is.
-            self.discard()
-        else:
-            if place.exists():
-                Store(self.root).quarantine(place)
+        try:
             os.rename(self.path, place)
-        _sync_folder(self.root)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if isinstance(look_at(place), Checkpoint):
+                # It was published before, or the same step of the same generation was: that one stays as it is.
+                self.discard()
+            elif error.errno == errno.ENOENT:
+                raise
+            else:
+                Store(self.root).quarantine(place)
+                os.rename(self.path, place)
+        sync_folder(self.root)
         return place
 
     def finish(self, manifest: Manifest, *, md5: bool = False) -> Path:
@@ -145,7 +151,7 @@ class Store:
         """Remove drafts that nobody finishes any more."""
         stale = tuple(name for name in self._names() if is_temporary(name) and not keep(name))
         for name in stale:
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            _remove(self.root / name)
         return stale
 
     def newest_first(self) -> Iterator[Checkpoint | Broken]:
@@ -182,7 +188,7 @@ class Store:
         """Put a broken one out of the way; it is not deleted, because somebody may want to know."""
         place = path.with_name(quarantine_name(name or path.name, set(self._names())))
         os.rename(path, place)
-        _sync_folder(self.root)
+        sync_folder(self.root)
         return place
 
     def sweep_overtaken(self, step: int, generation: int, token: str) -> tuple[str, ...]:
@@ -251,7 +257,8 @@ def _named(path: Path) -> Iterator[None]:
         raise
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """A small file that is there with all of its content, on disk, or not at all."""
     hidden = path.with_name(temporary_name(path.name, "new"))
     with _named(path), open(hidden, "wb") as file:
         file.write(data)
@@ -260,7 +267,14 @@ def _write(path: Path, data: bytes) -> None:
     os.rename(hidden, path)
 
 
-def _sync_folder(path: Path) -> None:
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+        return
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
