@@ -162,10 +162,11 @@ def test_adapters_launch_side_needs_no_framework(name):
         assert ours is None or ours.split(".")[0] in {"core", "adapters"}, imported
 
 
-def test_only_run_and_look_wire_concrete_things():
-    """The composition roots, of a node and of a look from outside, alone among the launchers import edges and shells."""
+def test_only_composition_roots_wire_concrete_things():
+    """Of a node, of a look at a job, and of one at its checkpoints: no other launcher imports edges and shells."""
+    roots = ("launchers.run", "launchers.look", "launchers.checkpoints")
     for name, path in modules().items():
-        if name.startswith("launchers.") and name not in ("launchers.run", "launchers.look"):
+        if name.startswith("launchers.") and name not in roots:
             used = {ours for imported in imports(path) if (ours := own(imported)) and ours.startswith("core.")}
             assert used <= {f"core.{module}" for module in PURE | set(ALMOST_PURE)}, (name, used)
 

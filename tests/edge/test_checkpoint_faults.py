@@ -1,0 +1,324 @@
+"""What storage does to a checkpoint, bit by bit: whatever it is, it is found, and nothing of it is restored."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickletools
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from elastic_adapter.core.checkpoint import paddlestate, torchstate
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Refused
+from elastic_adapter.core.checkpoint.manifest import MANIFEST, _sealed, folder_name
+from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
+from elastic_adapter.core.checkpoint.saving import prepare, write_part
+from elastic_adapter.core.checkpoint.staging import StagingBuffer
+from elastic_adapter.core.checkpoint.store import Broken, Store
+from helpers import killed
+from helpers.frameworks import imported
+
+FILES = {"torch": ("model.pt", "optimizer.pt"), "paddle": ("model.pdparams", "optimizer.pdopt")}
+
+
+@pytest.fixture(scope="module", params=["torch", "paddle"])
+def framework(request):
+    return imported(request.param)
+
+
+def model_state(framework, seed):
+    """Tensors of several types, and what is no tensor."""
+    if framework.__name__ == "torch":
+        framework.manual_seed(seed)
+        layers = framework.nn.Linear(6, 5), framework.nn.BatchNorm1d(5)
+    else:
+        framework.seed(seed)
+        layers = framework.nn.Linear(6, 5), framework.nn.BatchNorm1D(5)
+    values = framework.rand([40]) * 100
+    dtypes = ("float64", "float16", "bfloat16", "int64", "int16", "int8", "uint8", "bool")
+    typed = {each: values.to(getattr(framework, each)) for each in dtypes}
+    return {**framework.nn.Sequential(*layers).state_dict(), **typed, "epoch": 7, "name": "net", "rate": 0.125}
+
+
+def optimizer_state(framework):
+    weights = framework.nn.Linear(4, 3)
+    if framework.__name__ == "torch":
+        optimizer = framework.optim.AdamW(weights.parameters(), lr=0.1)
+    else:
+        optimizer = framework.optimizer.AdamW(0.1, parameters=weights.parameters())
+    weights(framework.rand([2, 4])).sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def as_bytes(framework, piece):
+    if framework.__name__ == "torch":
+        return piece.numpy().tobytes()
+    return piece.tobytes() if hasattr(piece, "tobytes") else piece.numpy().tobytes()
+
+
+def ordered(framework, root, step):
+    """What a worker asks for: a checkpoint of two files, and the bytes of it."""
+    kind = framework.__name__
+    state = torchstate if kind == "torch" else paddlestate
+    data, files = b"", []
+    for name, values in zip(FILES[kind], (model_state(framework, step), optimizer_state(framework)), strict=True):
+        skeleton, pieces = state.skeleton(framework, values)
+        places = []
+        for blob in (skeleton.pack(), *(as_bytes(framework, piece) for piece in pieces)):
+            places.append(Stretch(len(data), len(blob)))
+            data += blob
+        files.append(FileOrder(name, kind, places[0], tuple(places[1:])))
+    order = Order(str(root), "run1", step, 1, 0, 1, kind, {kind: "1"}, tuple(files), 1.5, "j", "r", {"epoch": 7})
+    return order, data
+
+
+def save(framework, root, step):
+    order, data = ordered(framework, root, step)
+    draft = write_part(order, memoryview(data))
+    prepare(draft, 1, verify="full")
+    draft.publish()
+
+
+@pytest.fixture(scope="module")
+def made(framework, tmp_path_factory):
+    """Two checkpoints; the tests work on copies."""
+    root = tmp_path_factory.mktemp(framework.__name__)
+    for step in (10, 20):
+        save(framework, root, step)
+    return root
+
+
+@pytest.fixture
+def root(made, tmp_path):
+    shutil.copytree(made, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def place(root):
+    """The newest one."""
+    return root / folder_name(20, 1)
+
+
+def why_not(root):
+    """What is wrong with the newest; empty: nothing."""
+    newest = next(Store(root).newest_first())
+    return newest.why if isinstance(newest, Broken) else Store(root).trouble(newest)
+
+
+class Flipped:
+    """A file with one bit changed, for the length of a block."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        self._fd = os.open(path, os.O_RDWR)
+        self._at = at
+        self._was = os.pread(self._fd, 1, at)
+
+    def __enter__(self):
+        # All bits of a byte have their turn.
+        os.pwrite(self._fd, bytes([self._was[0] ^ 1 << self._at % 8]), self._at)
+
+    def __exit__(self, *_):
+        os.pwrite(self._fd, self._was, self._at)
+        os.close(self._fd)
+
+
+def borders(path: Path, entries=()) -> list[int]:
+    """Where something begins or ends in a file: records, tensors, words of a pickle, values of JSON."""
+    data = path.read_bytes()
+    found = {0, len(data)}
+    for each in entries:
+        found |= {each.offset, each.offset + each.nbytes}
+    if path.name == MANIFEST:
+        found |= {at for match in re.finditer(rb'"\w+":', data) for at in match.span()}
+    elif data.startswith(b"PK"):
+        found |= {
+            match.start() for match in re.finditer(rb"PK(\x01\x02|\x03\x04|\x05\x06|\x06[\x06\x07]|\x07\x08)", data)
+        }
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            found.add(archive.start_dir)
+            for record in archive.infolist():
+                name, extra = (int.from_bytes(data[record.header_offset + at :][:2], "little") for at in (26, 28))
+                begin = record.header_offset + 30 + name
+                found |= {record.header_offset, begin, begin + extra, begin + extra + record.file_size}
+            pickled = archive.getinfo("archive/data.pkl")
+            inside = data.index(archive.read(pickled))
+            found |= {inside + at for _, _, at in pickletools.genops(archive.read(pickled))}
+    else:
+        found |= {at for _, _, at in pickletools.genops(data)}
+    return sorted(found)
+
+
+def entries_of(place):
+    """The files of a checkpoint with what is in them, and its manifest."""
+    found = Store(place.parent).look(place.name)
+    return [*((place / file.name, file.tensors) for file in found.manifest.files), (place / MANIFEST, ())]
+
+
+def test_it_is_whole(framework, root, place):
+    """Or nothing below means anything: the checkpoint verifies, and has what the framework gave it."""
+    assert why_not(root) == ""
+    paths = entries_of(place)
+    assert [path.name for path, _ in paths] == [*FILES[framework.__name__], MANIFEST]
+    model, optimizer, _ = ({each.name for each in tensors} for _, tensors in paths)
+    assert {"0.weight", "bfloat16", "bool"} <= model
+    assert len(optimizer) >= 4
+    assert all(len(borders(path, tensors)) > 20 for path, tensors in paths)
+
+
+@pytest.mark.timeout(300)
+def test_every_byte_is_watched(root, place):
+    """One bit of each byte of each file is flipped in turn; each time the checkpoint is called broken, in one line."""
+    for path, _ in entries_of(place):
+        for at in range(path.stat().st_size):
+            with Flipped(path, at):
+                why = why_not(root)
+            assert why, (path.name, at)
+            assert "\n" not in why
+        assert why_not(root) == "", path.name
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_loaded_from_a_file_with_a_flipped_bit(framework, place):
+    """The reader that checks on the way finds it too, in whatever part it is; and crashes of nothing."""
+    found = Store(place.parent).look(place.name)
+    load = torchstate.load_torch if framework.__name__ == "torch" else paddlestate.load_paddle
+    for file in found.manifest.files:
+        path, expected = place / file.name, Expected(file.size, file.hash)
+        load(framework, str(path), expected=expected)
+        for at in sorted({*range(0, file.size, 13), *borders(path, file.tensors)} - {file.size}):
+            with Flipped(path, at), pytest.raises((Damaged, Refused)):
+                load(framework, str(path), expected=expected)
+
+
+def test_a_file_that_is_cut_short(root, place):
+    """At every border, and one byte before and after it."""
+    for path, tensors in entries_of(place):
+        data = path.read_bytes()
+        for end in sorted({border + more for border in borders(path, tensors) for more in (-1, 0, 1)}):
+            if 0 <= end < len(data):
+                path.write_bytes(data[:end])
+                assert why_not(root), (path.name, end)
+                # What file systems do after a power loss: the length is right, the end is not.
+                path.write_bytes(data[:end] + bytes(len(data) - end))
+                assert why_not(root) or not any(data[end:]), (path.name, end)
+        path.write_bytes(data)
+    assert why_not(root) == ""
+
+
+def test_a_file_that_is_longer(root, place):
+    """By a single byte, whatever it is."""
+    for path, _ in entries_of(place):
+        data = path.read_bytes()
+        for more in (b"\0", b"\n", b"}", data):
+            path.write_bytes(data + more)
+            assert why_not(root), path.name
+        path.write_bytes(data)
+    assert why_not(root) == ""
+
+
+def test_a_file_that_is_missing(root, place):
+    """Each of them; and one that is there twice, in the place of the other."""
+    paths = [path for path, _ in entries_of(place)]
+    for path, other in zip(paths, paths[1:] + paths[:1], strict=True):
+        data = path.read_bytes()
+        path.unlink()
+        assert why_not(root), path.name
+        shutil.copy(other, path)
+        assert why_not(root), path.name
+        path.write_bytes(data)
+    assert why_not(root) == ""
+
+
+def test_a_file_of_another_checkpoint(root, place):
+    """Is not this one's, whole as it may be."""
+    for path, _ in entries_of(place):
+        data = path.read_bytes()
+        shutil.copy(root / folder_name(10, 1) / path.name, path)
+        assert why_not(root), path.name
+        path.write_bytes(data)
+    assert why_not(root) == ""
+
+
+def test_a_file_that_nobody_knows(root, place):
+    """Is no damage: people keep notes, and file systems keep hidden files."""
+    (place / ".nfs000001").write_text("")
+    (place / "notes.txt").write_text("good one")
+    assert why_not(root) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "format 2 is not known here: 1 is"),
+        ({"format": 0}, "format 0 is not known"),
+        ({"format": "1"}, "no format number"),
+        ({"algorithm": "crc32"}, "'crc32' are not known"),
+        ({"step": 21}, "its manifest is of step 21"),
+        ({"generation": 2}, "generation 2"),
+        ({"world_size": 0}, "world_size"),
+        ({"files": []}, "names no file"),
+        ({"later": 1}, "unknown keys: 'later'"),
+    ],
+)
+def test_a_manifest_that_was_sealed_by_others(root, place, change, words):
+    """Of another version, or of a mistaken mind: its checksum is right, and still it is not taken."""
+    values = json.loads((place / MANIFEST).read_bytes())
+    del values["checksum"]
+    (place / MANIFEST).write_bytes(_sealed({**values, **change}))
+    assert words in why_not(root)
+
+
+@pytest.fixture
+def in_memory():
+    """A folder where fsync takes no time."""
+    with TemporaryDirectory(prefix="elastic-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def left(framework, made, in_memory):
+    """A folder as a worker leaves it: two checkpoints, and a state in its buffer. It is tried in a copy of it."""
+    folder = in_memory / "left"
+    shutil.copytree(made, folder / "checkpoints")
+    order, data = ordered(framework, in_memory / "trial" / "checkpoints", 30)
+    packed = order_to_bytes(order)
+    buffer = StagingBuffer.create(folder / "buffer", len(packed) + len(data))
+
+    def copy(into):
+        into[:] = data
+
+    assert buffer.fill(30, 1, packed, len(data), copy)
+    buffer.close()
+    return folder
+
+
+@pytest.mark.timeout(300)
+def test_a_saver_that_is_killed_before_any_of_its_calls(left):
+    """What was saved is whole, and what was staged is saved by the saver after it: nothing is lost, nothing is torn."""
+    draft = {"step": 30, "generation": 1, "token": "run1"}
+    asked = {
+        "prepare": {**draft, "world_size": 1, "verify": "full", "md5": True},
+        "publish": {**draft, "keep_last": 2},
+    }
+    argv = [sys.executable, killed.__file__, str(left)]
+    done = subprocess.run(argv, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
+    first, *trials = map(json.loads, done.stdout.splitlines())
+    assert {"fsync", "rename", "mkdir", "unlink", "rmdir", "write"} <= set(first["calls"])
+    assert len(trials) == len(first["calls"]) + killed.PAIRS
+    for each in (first, *trials):
+        assert each["wrong"] == [], each
+        assert each["steps"] == [30, 20], each
+        assert all(left in ([20, 10], [30, 20, 10], [30, 20]) for left in each["left"]), each
+        assert each["names"] == [folder_name(20, 1), folder_name(30, 1)], each
+    # They were killed everywhere: before it was a checkpoint, before and after others were deleted.
+    assert {tuple(left) for each in trials for left in each["left"]} == {(20, 10), (30, 20, 10), (30, 20)}
