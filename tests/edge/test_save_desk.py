@@ -257,7 +257,7 @@ def test_a_buffer_outlives_its_world(node):
         await node.shard(Part.STAGED)
         node.begin(generation=2)
         _, later = await node.link(generation=2)
-        assert later.busy == {str(buffer)}
+        assert later.busy == {buffer.name}
         os.kill(pid, signal.SIGCONT)
         written = await node.report(ShardReported)
         assert (written.generation, written.shard.part) == (1, Part.WRITTEN)
