@@ -306,7 +306,8 @@ def _caught_up(job: Job, joined: MemberJoined, world: World, now: float) -> Step
 
     Without a stream, workers were let go who had been asked to save.
     """
-    node, commands = joined.member.node, ()
+    node = joined.member.node
+    commands: tuple[Command, ...] = ()
     if joined.found is not None and joined.seen == world.generation and not job.saves.resumed:
         job, commands = _found(job, CheckpointsFound(node, world.generation, joined.found))
     elif job.saves.resumed:

@@ -130,7 +130,7 @@ def has_staged(job: Job, node: str) -> bool:
 def orders(job: Job) -> tuple[Prepare | Publish, ...]:
     """What rank 0's node is to do, and has not said that it has."""
     generation = job.world.generation if job.world is not None else 0
-    kinds = {Stage.PREPARING: Prepare, Stage.PUBLISHING: Publish}
+    kinds: dict[Stage, type[Prepare | Publish]] = {Stage.PREPARING: Prepare, Stage.PUBLISHING: Publish}
     return tuple(kinds[each.stage](generation, each.step) for each in job.saves.under_way if each.stage in kinds)
 
 
@@ -204,13 +204,14 @@ def _prepared(job: Job, event: CheckpointPrepared, now: float) -> Step:
 
 
 def _enter(job: Job, save: Save, now: float) -> Step:
-    assert job.world is not None
+    world = job.world
+    assert world is not None
     save = replace(save, stage=Stage.ENTERING, enter_at=None)
     if any(each.is_entering and each.step != save.step for each in job.saves.under_way):
         # One after the other: what the ledger is to hold then is not known yet.
         return replace(job, saves=job.saves.with_save(replace(save, enter_at=now + _AGAIN_S))), ()
     job = replace(job, saves=job.saves.with_save(save))
-    return job, (Enter(job.world.generation, save.step, _with_entry(job, save)),)
+    return job, (Enter(world.generation, save.step, _with_entry(job, save)),)
 
 
 def _with_entry(job: Job, save: Save) -> tuple[CheckpointRef, ...]:
