@@ -110,6 +110,8 @@ _CRASHES = (SIGSEGV, SIGBUS, SIGILL, SIGFPE)
 _IN_A_HURRY = (SIGINT, SIGQUIT)
 # When newcomers that wait for a checkpoint have another one asked for, after one did not come.
 _ASK_AGAIN_S = 60.0
+# How long workers are held, at most, for a checkpoint without which newcomers are not taken in.
+_PATIENCE_S = 600.0
 # How often a job that holds, or waits for nodes, says so.
 _REMIND_S = 60.0
 # How long the stacks of a world that hangs are waited for.
@@ -133,7 +135,7 @@ def step(job: Job, event: Event, now: float) -> Step:
         case Closing() as phase:
             return _before_the_end(job, phase, event, now)
         case _:
-            return _let_go(*_step(job, event, now))
+            return _let_go(*_step(job, event, now), now)
 
 
 def _step(job: Job, event: Event, now: float) -> Step:
@@ -227,9 +229,9 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
     commands: tuple[Command, ...] = ()
     match event:
         case MemberJoined(member=member):
-            job = with_member(accounted_for(job, member.node), member)
-            job, commands = _with_saves(job, event, now)
-            commands = (*commands, Send(member.node, Wait(_closing_words(job))))
+            before, job = job, with_member(accounted_for(job, member.node), member)
+            job, told = _heard_of_saves(job, event, now)
+            commands = (*told, *_orders(before, job, member.node), Send(member.node, Wait(_closing_words(job))))
         case MemberLost(node=node) | MemberSilent(node=node):
             job = without_member(job, node)
         case MemberLeaving() | StopRequested():
@@ -255,20 +257,24 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
 
 def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
     """A node is here, for the first time or again, with all that it has to tell."""
-    after, commands = _taken_in(job, joined, now)
-    if isinstance(after.phase, Closing | Finished) or after.member(joined.member.node) is None:
-        return after, commands
-    after, more = _with_saves(after, joined, now)
-    if more or after.saves != job.saves:
-        after, last = _saves_changed(after, now)
-        more = (*more, *last)
+    # What it has written comes first: the rest may end the world, and then that is waited for.
+    heard, told = _heard_of_saves(job, joined, now)
+    after, commands = _taken_in(heard, joined, now)
+    node, world = joined.member.node, after.world
+    if isinstance(after.phase, Finished) or world is None or world != job.world or after.member(node) is None:
+        return after, (*told, *commands)
+    commands = (*told, *commands, *_orders(job, after, node))
+    if is_active(after) and node in world.nodes:
+        after, more = _caught_up(after, joined, world, now)
+        commands = (*commands, *more)
+    after, more = _saves_changed(job, after, now)
     return after, (*commands, *more)
 
 
-def _with_saves(job: Job, joined: MemberJoined, now: float) -> Step:
-    """Take what an agent tells of checkpoints, and tell it what its world goes on from: either may have been lost."""
+def _heard_of_saves(job: Job, joined: MemberJoined, now: float) -> Step:
+    """Take what an agent tells of checkpoints: whoever led before may not have heard of it, or nobody has."""
     world, node, generation = job.world, joined.member.node, joined.seen
-    if world is None or generation != world.generation or node not in world.nodes:
+    if world is None or generation != world.generation:
         return job, ()
     told: tuple[Command, ...] = ()
     events: tuple[CheckpointerOpened | ShardReported, ...] = (
@@ -277,12 +283,43 @@ def _with_saves(job: Job, joined: MemberJoined, now: float) -> Step:
     )
     for event in events:
         job, commands = saves.hear(job, event, now)
-        told = (*told, *commands)
-    if joined.found is not None and not job.saves.resumed:
-        job, commands = _found(job, CheckpointsFound(node, generation, joined.found))
-        return job, (*told, *commands)
-    resume = (Send(node, Resume(generation, job.saves.resume_from)),) if job.saves.resumed else ()
-    return job, (*told, *resume)
+        told = (*told, *(each for each in commands if isinstance(each, Tell)))
+    return job, told
+
+
+def _orders(before: Job, after: Job, node: str) -> tuple[Command, ...]:
+    """What rank 0's node is to do now that this one is here; if that is the same, what was said may have been lost."""
+    world = after.world
+    if world is None:
+        return ()
+    known = saves.orders(before) if node != world.nodes[0] else ()
+    return tuple(
+        command
+        for order in saves.orders(after)
+        if order not in known
+        for command in _send_to(after, world.nodes[:1], order)
+    )
+
+
+def _caught_up(job: Job, joined: MemberJoined, world: World, now: float) -> Step:
+    """Tell a node of the world what its ranks go on from, and where they save: what was said before may be lost.
+
+    Without a stream, workers were let go who had been asked to save.
+    """
+    node = joined.member.node
+    commands: tuple[Command, ...] = ()
+    if joined.found is not None and joined.seen == world.generation and not job.saves.resumed:
+        job, commands = _found(job, CheckpointsFound(node, world.generation, joined.found))
+    elif job.saves.resumed:
+        commands = (Send(node, Resume(world.generation, job.saves.resume_from)),)
+    ask = job.saves.ask
+    if ask is None or saves.has_staged(job, node) or not isinstance(job.phase, Running):
+        return job, commands
+    if saves.can_ask(job):
+        job, more = saves.ask(job, ask.reason, now, hold=ask.hold)
+    else:
+        job, more = saves.call_off(job, f"{node} lost its stream")
+    return job, (*commands, *more)
 
 
 def _taken_in(job: Job, joined: MemberJoined, now: float) -> Step:
@@ -649,7 +686,7 @@ def _explain(job: Job) -> Step:
 
 def _keep(job: Job) -> Keep:
     inquest = None if job.inquest is None else job.inquest.brief
-    return Keep(finished_ranks(job), job.history, inquest, job.checkpoints)
+    return Keep(finished_ranks(job), job.history, inquest, saves.entries(job))
 
 
 def _told_of_workers(job: Job, event: NodeProgressed | StacksDumped, now: float) -> Step:
@@ -768,8 +805,8 @@ def _time_passed(job: Job, now: float) -> Step:
         return after, (*told, *commands, *(() if written else (_keep(after),)))
     when = save_deadline(job)
     if when is not None and now >= when:
-        job, told = saves.time_passed(job, now)
-        after, commands = _saves_changed(job, now)
+        before, (job, told) = job, saves.time_passed(job, now)
+        after, commands = _saves_changed(before, job, now)
         return after, (*told, *commands)
     when = deadline(job)
     if when is None or now < when or (job.world is None and not isinstance(job.phase, Gathering)):
@@ -796,7 +833,7 @@ def _time_passed_while_gathering(job: Job, now: float) -> Step:
 
 
 def _time_passed_while_running(job: Job, phase: Running, world: World, now: float) -> Step:
-    change = None if phase.exits else _planned(job, phase, now)
+    change = _planned(job, phase, now)
     if change is not None and (waiting := _save_first(job, phase, change, now)) is not None:
         return waiting
     if phase.stop is not None and change is not None:
@@ -819,6 +856,10 @@ def _time_passed_while_running(job: Job, phase: Running, world: World, now: floa
 
 def _planned(job: Job, phase: Running, now: float) -> str | None:
     """The change of the world that somebody wants, and that it is time for."""
+    late = phase.stop is not None and phase.parting is not None and now >= phase.parting.until
+    if phase.exits and not late:
+        # What failed is judged first.
+        return None
     if phase.stop is not None:
         return f"{signal_name(phase.stop.signal)} on {phase.stop.node}"
     if phase.leave_at is not None and now >= phase.leave_at:
@@ -830,35 +871,47 @@ def _planned(job: Job, phase: Running, now: float) -> str | None:
 
 def _save_first(job: Job, phase: Running, change: str, now: float) -> Step | None:
     """Ask for a checkpoint before a planned change, and wait for it; None: the change goes ahead."""
-    patient = job.config.join_at_checkpoint and phase.stop is None and not phase.leaving
-    parting = phase.parting
+    insists = job.config.join_at_checkpoint and phase.stop is None and not phase.leaving
+    parting, limit_s = phase.parting, job.config.drain_s
     if parting is None:
-        if saves.can_ask(job):
-            until = None if patient else now + job.config.drain_s
-            job, commands = saves.ask(
-                replace(job, phase=replace(phase, parting=Parting(until))), change, now, hold=True
-            )
-            return job, commands
-        # Nobody can be asked: who insists on a checkpoint waits for somebody who can.
-        return (replace(job, phase=replace(phase, joined=None)), ()) if patient else None
+        if not saves.can_ask(job):
+            # Who insists on a checkpoint waits for somebody who can be asked.
+            return (replace(job, phase=replace(phase, joined=None)), ()) if insists else None
+        parting = Parting(now + (max(limit_s, _PATIENCE_S) if insists else limit_s), insists)
+        return saves.ask(replace(job, phase=replace(phase, parting=parting)), change, now, hold=True)
     if parting.over:
         return None
-    if parting.until is None and not patient:
-        return replace(job, phase=replace(phase, parting=Parting(now + job.config.drain_s))), ()
-    if parting.until is not None and now >= parting.until:
-        return None
-    return job, ()
+    if parting.insists and not insists:
+        parting = Parting(min(parting.until, now + limit_s))
+        return replace(job, phase=replace(phase, parting=parting)), ()
+    if now < parting.until:
+        return job, ()
+    return _try_again_later(job, phase, now) if insists else None
 
 
-def _let_go(job: Job, commands: tuple[Command, ...]) -> Step:
+def _try_again_later(job: Job, phase: Running, now: float) -> Step:
+    """The checkpoint that newcomers wait for did not come. Nobody is kept from training for that."""
+    phase = replace(_released(phase, now), joined=now + _ASK_AGAIN_S - job.config.quiet_s)
+    return saves.call_off(replace(job, phase=phase), "no checkpoint")
+
+
+def _let_go(job: Job, commands: tuple[Command, ...], now: float) -> Step:
     """Workers that wait for a change of the world go on if nobody wants it any more."""
     phase = job.phase
     if not isinstance(phase, Running) or phase.parting is None:
         return job, commands
-    if phase.leaving or phase.stop is not None or phase.joined is not None:
+    # Nothing grows once a rank has ended with code 0.
+    if phase.leaving or phase.stop is not None or (phase.joined is not None and not phase.finished):
         return job, commands
-    job, more = saves.call_off(replace(job, phase=replace(phase, parting=None)), "the change is called off")
+    phase = replace(_released(phase, now), joined=None)
+    job, more = saves.call_off(replace(job, phase=phase), "the change is called off")
     return job, (*commands, *more)
+
+
+def _released(phase: Running, now: float) -> Running:
+    """Workers that were held get on from now on: that they did not meanwhile is no hang."""
+    moved_at = None if phase.pulse.moved_at is None else now
+    return replace(phase, parting=None, pulse=replace(phase.pulse, since=now, moved_at=moved_at))
 
 
 def _stop_requested(job: Job, event: StopRequested, now: float) -> Step:
@@ -887,11 +940,11 @@ def _saved(
     after, commands = saves.hear(job, event, now)
     if after == job:
         return job, commands
-    after, more = _saves_changed(after, now)
+    after, more = _saves_changed(job, after, now)
     return after, (*commands, *more)
 
 
-def _saves_changed(job: Job, now: float) -> Step:
+def _saves_changed(before: Job, job: Job, now: float) -> Step:
     """Whoever waited for a checkpoint may have waited long enough."""
     phase, world = job.phase, job.world
     if isinstance(phase, Holding):
@@ -900,19 +953,20 @@ def _saves_changed(job: Job, now: float) -> Step:
         return job, ()
     parting = phase.parting
     if parting is not None and not parting.over and job.saves.ask is None:
-        there = bool(job.checkpoints) and job.checkpoints[0].generation == world.generation
-        if parting.until is None and not there:
-            # It did not come. Nobody is kept from training for that, and it is tried again.
-            again = now + _ASK_AGAIN_S - job.config.quiet_s
-            job, commands = saves.call_off(
-                replace(job, phase=replace(phase, parting=None, joined=again)), "no checkpoint"
-            )
-            return job, commands
+        if parting.insists and not _has_come(before.saves, job, world):
+            return _try_again_later(job, phase, now)
         phase = replace(phase, parting=replace(parting, over=True))
         return _time_passed_while_running(replace(job, phase=phase), phase, world, now)
     if job.config.join_at_checkpoint and phase.joined is None and saves.can_ask(job) and _somebody_waits(job, world):
         return _time_passed(replace(job, phase=replace(phase, joined=now)), now)
     return job, ()
+
+
+def _has_come(before: Saves, job: Job, world: World) -> bool:
+    """Whether the checkpoint that was asked for is in the ledger."""
+    asked = before.ask.step if before.ask is not None else None
+    newest = job.checkpoints[0] if job.checkpoints else None
+    return asked is not None and newest is not None and newest.generation == world.generation and newest.step >= asked
 
 
 def _somebody_waits(job: Job, world: World) -> bool:
@@ -927,7 +981,8 @@ def _checkpoints(job: Job, event: SaveWanted | CheckpointsFound | RestoreFailed,
         return job, ()
     match event:
         case SaveWanted(reason=reason):
-            busy = job.saves.ask is not None or not saves.can_ask(job)
+            parts = isinstance(job.phase, Running) and job.phase.parting is not None
+            busy = parts or saves.is_busy(job, now) or not saves.can_ask(job)
             return (job, ()) if busy else saves.ask(job, reason, now, hold=False)
         case CheckpointsFound():
             return _found(job, event)
@@ -940,22 +995,27 @@ def _checkpoints(job: Job, event: SaveWanted | CheckpointsFound | RestoreFailed,
 def _found(job: Job, event: CheckpointsFound) -> Step:
     """Rank 0 has looked what there is to go on from: all ranks of the world are told the same."""
     world = job.world
-    if world is None or event.node != world.nodes[0] or world.resume_from is not None:
+    if world is None or event.node != world.nodes[0] or world.resume_from is not None or job.saves.resumed:
         return job, ()
     first = event.found[0] if event.found else None
-    told: tuple[Command, ...] = ()
-    if not job.saves.resumed:
-        known = job.checkpoints or event.found
-        job = replace(job, saves=replace(job.saves, resumed=True, resume_from=first), checkpoints=known)
-        words = f"goes on from {first.uri}" if first is not None else "begins without a checkpoint: there is none"
-        told = (_keep(job), Tell(f"generation {world.generation} {words}", "checkpoint"))
-    resume = Resume(world.generation, job.saves.resume_from)
-    return job, (*told, *_send_to(job, world.nodes, resume))
+    saved = replace(job.saves, resumed=True, resume_from=first)
+    job = replace(job, saves=saved, checkpoints=job.checkpoints or event.found)
+    words = f"goes on from {first.uri}" if first is not None else "begins without a checkpoint: there is none"
+    return job, (
+        _keep(job),
+        Tell(f"generation {world.generation} {words}", "checkpoint"),
+        *_send_to(job, world.nodes, Resume(world.generation, first)),
+    )
 
 
 def _not_restored(job: Job, event: RestoreFailed, now: float) -> Step:
     """A rank can't load what its world goes on from: all begin anew with the one before. Not charged."""
-    if not isinstance(job.phase, Running) or job.world is None or event.rank not in job.world.ranks(event.node):
+    world = job.world
+    if not isinstance(job.phase, Running) or world is None or event.rank not in world.ranks(event.node):
+        return job, ()
+    tried = (*job.checkpoints, world.resume_from, job.saves.resume_from)
+    if all(each is None or each.name != event.name for each in tried):
+        # Another world would go on from the same as this one.
         return job, ()
     reason = f"rank {event.rank} on {event.node} can't restore {event.name}: {event.why}"
     kept = tuple(each for each in job.checkpoints if each.name != event.name)
@@ -971,9 +1031,8 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     limit = job.config.hold_timeout_s
     if limit is not None and now >= phase.since + limit:
         return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"), now)
-    if in_flight(job) is not None and now >= phase.since + job.config.save_wait_s:
-        job = replace(job, saves=Saves())
-        after, commands = _try_to_form(job, now)
+    if in_flight(job) is not None and phase.save_until is not None and now >= phase.save_until:
+        after, commands = _try_to_form(replace(job, phase=replace(phase, save_until=None)), now)
         return after, (
             Tell("the checkpoint that was being written is not waited for any longer", "checkpoint"),
             *commands,
@@ -1011,6 +1070,7 @@ def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0
     finished = finished_ranks(job)
     holding = replace(
         job,
+        saves=replace(job.saves, ask=None),
         phase=Holding(
             since=now,
             cause=reason,
@@ -1018,6 +1078,7 @@ def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0
             remind_at=now + _REMIND_S,
             start_delay_s=start_delay_s,
             finished=finished,
+            save_until=now + job.config.save_wait_s if job.config.save_wait_s else None,
         ),
     )
     after, commands = _try_to_form(holding, now)
@@ -1033,11 +1094,8 @@ def _try_to_form(job: Job, now: float) -> Step:
     assert isinstance(phase, Gathering | Holding)
     if (missing := _unaccounted(job)) is not None:
         return _wait(job, phase, missing), ()
-    if (
-        isinstance(phase, Holding)
-        and (save := in_flight(job)) is not None
-        and now < phase.since + job.config.save_wait_s
-    ):
+    save_until = phase.save_until if isinstance(phase, Holding) else None
+    if save_until is not None and now < save_until and (save := in_flight(job)) is not None:
         return _wait(job, phase, f"waiting for the checkpoint of step {save.step}, which is being written"), ()
     since = phase.since if isinstance(phase, Gathering) else now
     match settled(job, since, now):
@@ -1092,15 +1150,16 @@ def _finish(job: Job, outcome: Outcome, now: float) -> Step:
     """It is over; but not before a checkpoint is written that all ranks have staged. Who stops a job does not wait."""
     if isinstance(outcome, Stopped) or in_flight(job) is None or job.config.save_wait_s == 0:
         return _conclude(job, outcome)
+    job, told = _explain(job)
     closing = Closing(outcome, now + job.config.save_wait_s, finished_ranks(job))
-    job = replace(job, phase=closing, absent=frozenset())
+    job = replace(job, phase=closing, absent=frozenset(), saves=replace(job.saves, ask=None))
     reason = _closing_words(job)
     nodes = job.world.nodes if job.world is not None else ()
     # Those who still train stop; those who have ended wait.
     generation = job.world.generation if job.world is not None else 0
     stop = Drain(generation, job.config.drain_s, reason)
     directive = Wait(reason) if isinstance(outcome, Succeeded) else stop
-    return job, (Tell(reason, "checkpoint"), *_send_to(job, nodes, directive))
+    return job, (*told, Tell(reason, "checkpoint"), *_send_to(job, nodes, directive))
 
 
 def _closing_words(job: Job) -> str:

@@ -7,6 +7,9 @@ from enum import IntEnum
 
 from elastic_adapter.core.model import CheckpointRef, Part, Shard
 
+# How many steps that are done with are remembered: news of one comes a moment later, if at all.
+_SETTLED_KEPT = 16
+
 
 class Stage(IntEnum):
     """How far a checkpoint is."""
@@ -32,6 +35,11 @@ class Save:
     uri: str = ""
     # When the ledger is asked again, after it could not be reached.
     enter_at: float | None = None
+
+    @property
+    def is_entering(self) -> bool:
+        """Whether the ledger has been asked to take it, and has not answered."""
+        return self.stage is Stage.ENTERING and self.enter_at is None
 
     def with_shard(self, shard: Shard) -> Save:
         written = self.written | {shard.rank} if shard.part is Part.WRITTEN else self.written
@@ -67,6 +75,8 @@ class Saves:
     # Whether it is known what this world goes on from, if it did not say so itself; and what that is.
     resumed: bool = False
     resume_from: CheckpointRef | None = None
+    # Steps that are done with, one way or the other, the last of them: what is told of them now is nothing new.
+    settled: tuple[int, ...] = ()
 
     def find(self, step: int) -> Save | None:
         return next((each for each in self.under_way if each.step == step), None)
@@ -79,4 +89,6 @@ class Saves:
     def without(self, *steps: int) -> Saves:
         """Without what is over, one way or the other; who asked for one of these has an answer."""
         ask = None if self.ask is not None and self.ask.step in steps else self.ask
-        return replace(self, under_way=tuple(each for each in self.under_way if each.step not in steps), ask=ask)
+        under_way = tuple(each for each in self.under_way if each.step not in steps)
+        settled = (*self.settled, *(step for step in steps if step not in self.settled))[-_SETTLED_KEPT:]
+        return replace(self, under_way=under_way, ask=ask, settled=settled)

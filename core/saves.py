@@ -38,6 +38,8 @@ SaveEvent: TypeAlias = (
 _ANSWER_S = 5.0
 # When a ledger that could not be reached is asked again.
 _AGAIN_S = 1.0
+# When ranks that were asked to save, and did not, may be asked again.
+_STALE_S = 600.0
 # How many checkpoints the ledger knows.
 _KEPT = 64
 
@@ -76,6 +78,8 @@ def hear(job: Job, event: SaveEvent, now: float) -> Step:
         return job, ()
     if not isinstance(event, CheckpointEntered) and event.node not in world.nodes:
         return job, ()
+    if isinstance(event, CheckpointPrepared | CheckpointPublished) and event.node != world.nodes[0]:
+        return job, ()
     match event:
         case CheckpointerOpened(node=node, rank=rank):
             known = rank in world.ranks(node)
@@ -85,7 +89,7 @@ def hear(job: Job, event: SaveEvent, now: float) -> Step:
         case ShardReported():
             return _shard(job, event, world)
         case CheckpointPrepared():
-            return _prepared(job, event)
+            return _prepared(job, event, now)
         case CheckpointEntered():
             return _entered(job, event, world, now)
         case CheckpointPublished():
@@ -105,7 +109,35 @@ def time_passed(job: Job, now: float) -> Step:
             *commands,
         )
     again = next((each for each in saves.under_way if each.enter_at is not None and now >= each.enter_at), None)
-    return _enter(job, again) if again is not None else (job, ())
+    return _enter(job, again, now) if again is not None else (job, ())
+
+
+def is_busy(job: Job, now: float) -> bool:
+    """Whether ranks were asked to save, so that there is no need to ask them. Where nothing came of it, there is."""
+    ask = job.saves.ask
+    return ask is not None and now < ask.until + _STALE_S
+
+
+def has_staged(job: Job, node: str) -> bool:
+    """Whether all ranks of a node have done what they were asked to."""
+    world, ask = job.world, job.saves.ask
+    if world is None or ask is None or ask.step is None:
+        return False
+    save = job.saves.find(ask.step)
+    return save is not None and save.staged.issuperset(world.ranks(node))
+
+
+def orders(job: Job) -> tuple[Prepare | Publish, ...]:
+    """What rank 0's node is to do, and has not said that it has."""
+    generation = job.world.generation if job.world is not None else 0
+    kinds: dict[Stage, type[Prepare | Publish]] = {Stage.PREPARING: Prepare, Stage.PUBLISHING: Publish}
+    return tuple(kinds[each.stage](generation, each.step) for each in job.saves.under_way if each.stage in kinds)
+
+
+def entries(job: Job) -> tuple[CheckpointRef, ...]:
+    """The ledger with the checkpoint that it was asked to take, if it has not answered: that may be there already."""
+    entering = next((each for each in job.saves.under_way if each.is_entering), None)
+    return job.checkpoints if entering is None else _with_entry(job, entering)
 
 
 def _with_saver(saves: Saves, rank: int) -> Saves:
@@ -128,50 +160,77 @@ def _reached(job: Job, event: StepsReached, world: World) -> Step:
 
 def _shard(job: Job, event: ShardReported, world: World) -> Step:
     shard, saves = event.shard, job.saves
-    if shard.rank not in world.ranks(event.node):
+    if shard.rank not in world.ranks(event.node) or _is_over(job, world, shard.step):
+        return job, ()
+    known = saves.find(shard.step) or Save(shard.step)
+    if known.stage is not Stage.WRITING or shard.rank in known.written:
         return job, ()
     if shard.part is Part.MISSED:
         words = f"no checkpoint of step {shard.step}: rank {shard.rank} on {event.node}: {shard.why}"
         return replace(job, saves=saves.without(shard.step)), (Tell(words, "checkpoint"),)
-    known = saves.find(shard.step) or Save(shard.step)
     save = known.with_shard(shard)
-    if save == known or save.stage is not Stage.WRITING:
+    if save == known:
         return job, ()
-    commands: tuple[Command, ...] = ()
-    if save.written.issuperset(range(world.world_size)):
-        save = replace(save, stage=Stage.PREPARING)
-        commands = (Send(world.nodes[0], Prepare(world.generation, save.step)),)
-    return replace(job, saves=_with_saver(saves, shard.rank).with_save(save)), commands
+    job = replace(job, saves=_with_saver(saves, shard.rank).with_save(save))
+    return _all_written(job, save, world) if save.written.issuperset(range(world.world_size)) else (job, ())
 
 
-def _prepared(job: Job, event: CheckpointPrepared) -> Step:
+def _is_over(job: Job, world: World, step: int) -> bool:
+    """Whether it is too late for a part of this checkpoint: there is a later one, or it was given up."""
+    later = any(each.generation == world.generation and each.step > step for each in job.checkpoints)
+    return later or step in job.saves.settled
+
+
+def _all_written(job: Job, save: Save, world: World) -> Step:
+    entry = next(
+        (each for each in job.checkpoints if (each.generation, each.step) == (world.generation, save.step)), None
+    )
+    if entry is not None:
+        # Whoever led before had it entered, and did not hear that it has its name.
+        save = replace(save, stage=Stage.PUBLISHING, uri=entry.uri)
+        return replace(job, saves=job.saves.with_save(save)), _to_host(job, world, Publish(world.generation, save.step))
+    save = replace(save, stage=Stage.PREPARING)
+    return replace(job, saves=job.saves.with_save(save)), _to_host(job, world, Prepare(world.generation, save.step))
+
+
+def _prepared(job: Job, event: CheckpointPrepared, now: float) -> Step:
     save = job.saves.find(event.step)
     if save is None or save.stage is not Stage.PREPARING:
         return job, ()
     if event.trouble:
         words = f"no checkpoint of step {event.step}: {event.trouble}"
         return replace(job, saves=job.saves.without(event.step)), (Tell(words, "checkpoint"),)
-    return _enter(job, replace(save, uri=event.uri))
+    return _enter(job, replace(save, uri=event.uri), now)
 
 
-def _enter(job: Job, save: Save) -> Step:
-    assert job.world is not None
+def _enter(job: Job, save: Save, now: float) -> Step:
+    world = job.world
+    assert world is not None
     save = replace(save, stage=Stage.ENTERING, enter_at=None)
+    if any(each.is_entering and each.step != save.step for each in job.saves.under_way):
+        # One after the other: what the ledger is to hold then is not known yet.
+        return replace(job, saves=job.saves.with_save(replace(save, enter_at=now + _AGAIN_S))), ()
+    job = replace(job, saves=job.saves.with_save(save))
+    return job, (Enter(world.generation, save.step, _with_entry(job, save)),)
+
+
+def _with_entry(job: Job, save: Save) -> tuple[CheckpointRef, ...]:
+    assert job.world is not None
     ref = CheckpointRef(save.step, job.world.generation, save.uri)
-    checkpoints = (ref, *job.checkpoints)[:_KEPT]
-    return replace(job, saves=job.saves.with_save(save)), (Enter(job.world.generation, save.step, checkpoints),)
+    return (ref, *(each for each in job.checkpoints if each != ref))[:_KEPT]
 
 
 def _entered(job: Job, event: CheckpointEntered, world: World, now: float) -> Step:
     save = job.saves.find(event.step)
-    if save is None or save.stage is not Stage.ENTERING:
+    if save is None or not save.is_entering:
         return job, ()
     if not event.entered:
         return replace(job, saves=job.saves.with_save(replace(save, enter_at=now + _AGAIN_S))), ()
-    ref = CheckpointRef(save.step, world.generation, save.uri)
     saves = job.saves.with_save(replace(save, stage=Stage.PUBLISHING))
-    job = replace(job, saves=saves, checkpoints=(ref, *job.checkpoints)[:_KEPT])
-    return job, (Send(world.nodes[0], Publish(world.generation, save.step)),)
+    # The newest is the first: an earlier one that is not in the ledger by now comes too late.
+    late = (each.step for each in saves.under_way if each.step < save.step and each.stage is not Stage.PUBLISHING)
+    job = replace(job, saves=saves.without(*late), checkpoints=_with_entry(job, save))
+    return job, _to_host(job, world, Publish(world.generation, save.step))
 
 
 def _published(job: Job, event: CheckpointPublished) -> Step:
@@ -179,12 +238,20 @@ def _published(job: Job, event: CheckpointPublished) -> Step:
     if save is None or save.stage is not Stage.PUBLISHING:
         return job, ()
     # What ranks staged before it and did not finish, they will not finish any more.
-    over = tuple(each.step for each in job.saves.under_way if each.step <= event.step)
+    over = {each.step for each in job.saves.under_way if each.step <= event.step}
+    asked = job.saves.ask.step if job.saves.ask is not None else None
+    over |= {asked} if asked is not None and asked <= event.step else set()
     kept = tuple(each for each in job.checkpoints if each.name not in event.pruned)
     words = f"checkpoint of step {event.step} is committed: {save.uri}"
     if event.trouble:
         words = f"{words}; it could not be given its name yet: {event.trouble}"
-    return replace(job, saves=job.saves.without(*over), checkpoints=kept), (Tell(words, "checkpoint"),)
+    return replace(job, saves=job.saves.without(*sorted(over)), checkpoints=kept), (Tell(words, "checkpoint"),)
+
+
+def _to_host(job: Job, world: World, directive: Prepare | Publish) -> tuple[Command, ...]:
+    """To rank 0's node; if it is away, it is told when it comes back."""
+    host = world.nodes[0]
+    return (Send(host, directive),) if job.member(host) is not None else ()
 
 
 def _to_all(job: Job, world: World, directive: Pause | SaveAt) -> tuple[Command, ...]:

@@ -34,9 +34,10 @@ _FIRST_STEP_S = 60.0
 class Parting:
     """A planned change of the world waits for the checkpoint that was asked for because of it."""
 
-    # When it goes ahead regardless; None: without a checkpoint it does not.
-    until: float | None
-    # Whether it may: the checkpoint is there, or will not come.
+    # When it goes ahead regardless, or, if it insists on a checkpoint, workers are let go until the next attempt.
+    until: float
+    insists: bool = False
+    # Whether it may go ahead: the checkpoint is there, or will not come.
     over: bool = False
 
 
@@ -95,6 +96,8 @@ class Holding:
     start_delay_s: float = 0.0
     # The ranks that had ended with code 0 in the world before.
     finished: frozenset[int] = frozenset()
+    # Until when a checkpoint that is being written is waited for; None: no longer.
+    save_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +207,13 @@ def _phase_deadline(job: Job) -> float | None:
             drain_at = None if joined is None or phase.exits else joined + job.config.quiet_s
             change_at = earliest(leave_at, drain_at)
             if phase.parting is not None and not phase.parting.over:
-                change_at = phase.parting.until
+                change_at = _parting_deadline(phase, phase.parting)
             return earliest(change_at, judge_at, hang_deadline(job, phase), mute_deadline(job, phase))
         case Draining(until=until):
             return until
-        case Holding(since=since, remind_at=remind_at):
+        case Holding(since=since, remind_at=remind_at, save_until=save_until):
             limit = job.config.hold_timeout_s
-            saved_by = since + job.config.save_wait_s if in_flight(job) is not None else None
+            saved_by = save_until if in_flight(job) is not None else None
             return earliest(remind_at, doubt_until(job), None if limit is None else since + limit, saved_by)
         case Closing(until=until):
             return until
@@ -218,6 +221,15 @@ def _phase_deadline(job: Job) -> float | None:
             return None
         case _:
             assert_never(job.phase)
+
+
+def _parting_deadline(phase: Running, parting: Parting) -> float | None:
+    """When a change that waits for a checkpoint is looked at again."""
+    if phase.exits:
+        # The world is over anyway. Who leaves goes at once; an end that was asked for has its limit all the same.
+        return earliest(phase.leave_at, parting.until if phase.stop is not None else None)
+    # Who leaves has less time than who joins.
+    return earliest(parting.until, phase.leave_at if parting.insists else None)
 
 
 def hang_deadline(job: Job, phase: Running) -> float | None:

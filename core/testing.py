@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
+    CheckpointEntered,
+    CheckpointerOpened,
+    CheckpointPrepared,
+    CheckpointPublished,
+    CheckpointsFound,
     Command,
     Commit,
     Conclude,
@@ -32,9 +37,13 @@ from elastic_adapter.core.events import (
     NodeProgressed,
     NodeStopped,
     PortsOffered,
+    RestoreFailed,
+    SaveWanted,
     Send,
     Severed,
+    ShardReported,
     StacksDumped,
+    StepsReached,
     StopRequested,
     Tell,
     TimePassed,
@@ -44,6 +53,7 @@ from elastic_adapter.core.events import (
 from elastic_adapter.core.job import Step, step
 from elastic_adapter.core.model import (
     Check,
+    CheckpointRef,
     Directive,
     Drain,
     Dump,
@@ -56,6 +66,7 @@ from elastic_adapter.core.model import (
     Mark,
     Member,
     Outcome,
+    Part,
     Pause,
     Placement,
     Prepare,
@@ -63,6 +74,7 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    Shard,
     StackReport,
     Stopped,
     Succeeded,
@@ -70,6 +82,7 @@ from elastic_adapter.core.model import (
     WorkerExit,
     World,
 )
+from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import RestartPolicy
 from elastic_adapter.core.state import (
     KILL_S,
@@ -82,9 +95,14 @@ from elastic_adapter.core.state import (
     Running,
     begin,
     deadline,
+    resume,
 )
 
 Act: TypeAlias = Callable[[Job, Event, float], Step]
+# What is told of the checkpoints of a world.
+SaveReport: TypeAlias = CheckpointerOpened | ShardReported | StepsReached | CheckpointPrepared | CheckpointPublished
+# What is told of the checkpoint that it goes on from, or of one that it wants.
+SaveRequest: TypeAlias = SaveWanted | CheckpointsFound | RestoreFailed
 
 
 def job_config(
@@ -102,6 +120,8 @@ def job_config(
     check_after: int = 0,
     hang_timeout_s: float | None = None,
     start_timeout_s: float | None = None,
+    join_at_checkpoint: bool = False,
+    save_wait_s: float = 30.0,
 ) -> JobConfig:
     return JobConfig(
         job_id="test",
@@ -117,6 +137,8 @@ def job_config(
         isolation_s=isolation_s,
         hang_timeout_s=hang_timeout_s,
         start_timeout_s=start_timeout_s,
+        join_at_checkpoint=join_at_checkpoint,
+        save_wait_s=save_wait_s,
     )
 
 
@@ -153,6 +175,10 @@ def exit_of(
         signal=signal,
         at=0.0,
     )
+
+
+def checkpoint(step: int, generation: int = 1) -> CheckpointRef:
+    return CheckpointRef(step, generation, f"/checkpoints/step-{step}-{generation}")
 
 
 def committed(commands: Iterable[Command]) -> tuple[World, ...]:
@@ -206,6 +232,9 @@ class Referee:
         self.checking: set[str] = set()
         # Those who were blamed, and how often, and who was excluded for that.
         self.excluded: set[str] = set()
+        self.clerk = Clerk(config)
+        # How many worlds there were when whoever leads now began to.
+        self.inherited = 0
         self._spent: dict[Endpoint, int] = {}
         self._told_by_joiner: tuple[WorkerExit, ...] = ()
         self._outcome: Outcome | None = None
@@ -215,20 +244,36 @@ class Referee:
         if self._outcome is not None:
             self._check_final(after, commands)
             return
-        self._check_dropped(before, event, now, after, commands)
+        if not isinstance(before.phase, Closing):
+            self._check_dropped(before, event, now, after, commands)
         # Noted before the joiner counts as present.
         self._told_by_joiner = self._heard(event) if isinstance(event, MemberJoined) else ()
         self._note_exits(before, event)
         self._note_evidence(before, event, now, commands)
-        self._note_presence(event, after, commands)
+        self._note_presence(before, event, after, commands)
+        self.clerk.note(before, event, now, after)
         self._check_charge(before, event, now, after)
         self._note_blame(before, event, after, commands)
         self._check_commit(after, commands, now)
         self._check_outcome(before, event, after, commands)
         self._check_sends(before, event, after, commands)
+        self.clerk.check(before, event, now, after, commands, referee=self)
         self._check_state(after, now)
         self._check_words(commands)
         self._check_quiet(event, commands)
+
+    def change_leader(self, record: Record) -> None:
+        """Somebody else leads, who knows what was committed and has heard of nobody."""
+        self.present.clear()
+        self.absent = set(self.worlds[-1].nodes) if self.worlds else set()
+        self.doubtful.clear()
+        self.broken = False
+        self.leaving.clear()
+        self.finished = set(record.finished)
+        self.checking.clear()
+        self.excluded = set(record.history.kept_out)
+        self.inherited = max(0, len(self.worlds) - 1)
+        self.clerk.change_leader(record)
 
     @property
     def required(self) -> int:
@@ -270,8 +315,15 @@ class Referee:
                 due = deadline(before)
                 stale = due is None or now < due
             case _:
-                stale = False
+                stale = self._is_old_news(before, event)
         _require(not stale or (after == before and not commands), f"{event} is dropped")
+
+    def _is_old_news(self, before: Job, event: Event) -> bool:
+        """What is told of checkpoints that nobody makes, or looks for, any more."""
+        if isinstance(event, get_args(SaveRequest)) and not isinstance(before.phase, Running | Draining):
+            return True
+        news = isinstance(event, get_args(SaveReport) + get_args(SaveRequest))
+        return news and self.clerk.is_old_word(event)  # type: ignore[arg-type]
 
     def _is_old_word(
         self, before: Job, event: WorkerErred | NodeProgressed | StacksDumped | NodeStopped | NodeChecked
@@ -342,7 +394,8 @@ class Referee:
         gone = {node for node, directive in sent(commands) if isinstance(directive, Halt)} & leaving
         self.broken |= any(node in nodes and not self._done(node) for node in gone)
 
-    def _note_presence(self, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+    def _note_presence(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
+        closing = isinstance(before.phase, Closing)
         match event:
             case MemberJoined(member=member):
                 self._note_join(member, after, commands, checking=event.checking)
@@ -358,7 +411,7 @@ class Referee:
                 self.leaving.add(node)
             case PortsOffered(node=node) if node in self.present:
                 self._note_offer(event)
-            case NodeChecked(node=node) if node in self.checking:
+            case NodeChecked(node=node) if node in self.checking and not closing:
                 self._note_check(event, after)
             case _:
                 pass
@@ -381,7 +434,7 @@ class Referee:
         if halted and member.node not in self.leaving and not isinstance(after.phase, Finished):
             _require(closed, "a node is refused only at level 0 after the start")
             return
-        stranger = closed and member.node not in self.worlds[-1].nodes
+        stranger = closed and member.node not in self.worlds[-1].nodes and not self.clerk.closing
         _require(not stranger, "at level 0 nobody joins after the start")
         self.present[member.node] = member
         self.absent.discard(member.node)
@@ -389,7 +442,7 @@ class Referee:
 
     def _note_check(self, event: NodeChecked, after: Job) -> None:
         self.checking.discard(event.node)
-        if event.trouble and not isinstance(after.phase, Finished):
+        if event.trouble and not isinstance(after.phase, Closing | Finished):
             self.present.pop(event.node, None)
 
     def _note_offer(self, offer: PortsOffered) -> None:
@@ -415,7 +468,7 @@ class Referee:
             waits = isinstance(after.phase, Running) and bool(after.phase.exits)
             # An earlier one may have asked for the restart that this one leads to.
             earlier = suspected and (after.world != before.world or isinstance(after.phase, Holding))
-            over = isinstance(after.phase, Finished)
+            over = isinstance(after.phase, Closing | Finished)
             _require(waits or earlier or over, "a failure is charged, ends the job or is looked into")
         _require(len(new) <= self.config.policy.max_restarts, "the budget is never overdrawn")
 
@@ -434,7 +487,8 @@ class Referee:
         for node in blamed if limit and len(after.history.charged) > len(before.history.charged) else ():
             often = sum(failure.node == node for failure in after.history.failures) >= limit
             _require(not often or node in self.excluded, "a node that failed often enough is excluded")
-        _require(isinstance(after.phase, Finished) or after.checking == self.checking, "it is known who is checked")
+        over = isinstance(after.phase, Closing | Finished)
+        _require(over or after.checking == self.checking, "it is known who is checked")
 
     @property
     def fit(self) -> set[str]:
@@ -449,6 +503,7 @@ class Referee:
             if isinstance(command, Keep):
                 _require(command.finished == self.finished, "the ranks that ended are kept as they are")
                 _require(command.history == after.history, "what failed is kept as it is")
+                _require(command.checkpoints in self.clerk.entries, "the ledger is kept as it is")
         commits = [command for command in commands if isinstance(command, Commit)]
         _require(len(commits) <= 1, "a step commits one world at most")
         for commit in commits:
@@ -458,6 +513,7 @@ class Referee:
             _require(commit.history == after.history, "the budget is committed with the world")
             _require(commit.world.restart_count == len(after.history.charged), "the world knows its restarts")
             _require(isinstance(after.phase, Running), "a world that is committed runs")
+            self.clerk.begin(commit, now, self.present)
             self.worlds.append(commit.world)
             self.finished.clear()
             self.doubtful.clear()
@@ -521,13 +577,20 @@ class Referee:
 
     def _check_outcome(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         conclusions = [command.outcome for command in commands if isinstance(command, Conclude)]
-        if not isinstance(after.phase, Finished):
+        if not isinstance(after.phase, Closing | Finished):
             _require(not conclusions, "only the end is concluded")
             done = self.worlds and len(self.finished) == self.worlds[-1].world_size
             _require(not done, "the job ends when every rank ended with code 0")
             return
-        self._outcome = outcome = after.phase.outcome
-        _require(conclusions == [outcome], "the outcome is concluded once")
+        outcome = after.phase.outcome
+        if isinstance(after.phase, Finished):
+            self._outcome = outcome
+            _require(conclusions == [outcome], "the outcome is concluded once")
+        else:
+            _require(not conclusions, "only the end is concluded")
+        if isinstance(before.phase, Closing):
+            _require(outcome == before.phase.outcome, "the end that was decided upon is the end")
+            return
         match outcome:
             case Succeeded():
                 _require(len(self.finished) == self.worlds[-1].world_size, "success takes every rank")
@@ -544,6 +607,7 @@ class Referee:
                 by_time = isinstance(event, TimePassed) or bool(commands)
                 asked = isinstance(event, StopRequested | MemberLeaving) and event.signal == number
                 asked |= by_time and isinstance(before.phase, Running) and bool(before.phase.leaving)
+                asked |= isinstance(before.phase, Running) and before.phase.stop is not None
                 _require(asked, "a stop has somebody who asked for it")
 
     def _check_quiet(self, event: Event, commands: tuple[Command, ...]) -> None:
@@ -565,8 +629,7 @@ class Referee:
                 again = given.generation == self.worlds[-1].generation and command.node in self._behind(event)
                 _require(given.generation in done or again, "a world is committed before it is sent")
                 _require(given == self.worlds[-1].assignment(command.node), "a node is sent its part of the world")
-        kinds: tuple[type[Directive], ...] = (Run, Hold, Drain, Wait, Halt, Dump, Check, Explain)
-        told: dict[type[Directive], list[str]] = {kind: [] for kind in kinds}
+        told: dict[type[Directive], list[str]] = {kind: [] for kind in get_args(Directive)}
         for node, directive in directives:
             told[type(directive)].append(node)
         expected = self._expected(before, event, after, committed(commands))
@@ -612,25 +675,41 @@ class Referee:
             Run: list(worlds[0].nodes) if worlds else again,
             Hold: held,
             Wait: self._waiting(before, event, after),
-            Drain: here if isinstance(before.phase, Running) and isinstance(after.phase, Draining) else [],
+            Drain: here if self._is_stopped(before, after) else [],
         }
+
+    def _is_stopped(self, before: Job, after: Job) -> bool:
+        """Whether workers are told to stop in good order: a world that changes, or a job that failed and waits."""
+        if isinstance(after.phase, Closing):
+            return not isinstance(before.phase, Closing) and not isinstance(after.phase.outcome, Succeeded)
+        return isinstance(before.phase, Running) and isinstance(after.phase, Draining)
 
     def _waiting(self, before: Job, event: Event, after: Job) -> list[str]:
         """Who must be told what it waits for: whoever comes while a world runs, and all, now and then, before one."""
+        waiting: list[str] = []
+        if isinstance(after.phase, Closing) and not isinstance(before.phase, Closing):
+            done = isinstance(after.phase.outcome, Succeeded)
+            waiting = [node for node in self.worlds[-1].nodes if node in self.present] if done else []
         if isinstance(before.phase, Gathering) and isinstance(after.phase, Gathering):
             reminded = isinstance(event, TimePassed) and after.phase.remind_at != before.phase.remind_at
             return list(self.present) if reminded else []
         if not isinstance(event, MemberJoined) or event.member.node not in self.present:
-            return []
+            return waiting
+        if isinstance(before.phase, Closing):
+            return [event.member.node]
         if isinstance(before.phase, Holding) and isinstance(after.phase, Holding):
             return [event.member.node] if event.running is None else []
         active = isinstance(before.phase, Running | Draining) and not isinstance(after.phase, Finished)
         # Whoever had a place in the world before, and has none in a new one, is told to hold.
         placed = self.worlds[-2].nodes if after.world != before.world and len(self.worlds) > 1 else ()
-        return [event.member.node] if active and event.member.node not in (*self.worlds[-1].nodes, *placed) else []
+        without = active and event.member.node not in (*self.worlds[-1].nodes, *placed)
+        return [*waiting, event.member.node] if without else waiting
 
     def _check_state(self, after: Job, now: float) -> None:
         if isinstance(after.phase, Finished):
+            return
+        if isinstance(after.phase, Closing):
+            _require(set(after.nodes) == self.present.keys(), "the members are those present")
             return
         by_node = {member.node: (member.ports, member.warm) for member in after.members}
         _require(len(by_node) == len(after.members), "a node is a member once")
@@ -649,13 +728,18 @@ class Referee:
             able = all(self.present[node].ports for node in self.fit) and not self.absent
             quiet = isinstance(after.phase, Gathering) and now < after.phase.since + self.config.quiet_s
             doubt = bool(self.worlds) and self._doubt_until(self.worlds[-1]) is not None
-            _require(quiet or doubt or not able, "a job that lacks nothing waits for nothing but the quiet time")
+            saving = self.clerk.is_waited_for(now, self.present)
+            _require(
+                quiet or doubt or saving or not able, "a job that lacks nothing waits for nothing but the quiet time"
+            )
         if isinstance(after.phase, Running) and self.config.level == Level.ELASTIC and not self.finished:
             size = len(self.worlds[-1].nodes)
             ready = len({node for node in self.welcome if self.present[node].warm} | set(self.worlds[-1].nodes))
             room = size < min(ready, self.config.max_nodes)
             judged = bool(after.phase.exits)
             due = judged or deadline(after) is not None
+            if self.config.join_at_checkpoint and not judged:
+                due = after.phase.joined is not None or not self.clerk.can_ask(self)
             _require(not room or due, "a newcomer for whom there is room is not forgotten")
         if isinstance(after.phase, Draining):
             _require(self.config.level == Level.ELASTIC, "only an elastic job drains")
@@ -663,6 +747,392 @@ class Referee:
     def _check_words(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
             _require(len(_words(command)) > len("because"), f"{command} gives a reason in words")
+
+
+class Clerk:
+    """The referee's own account of checkpoints: what was told of them, and what may follow from that."""
+
+    # How long nodes may take to say how far their workers are, and workers may be held for the sake of newcomers.
+    ANSWER_S, PATIENCE_S = 5.0, 600.0
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self.ledger: tuple[CheckpointRef, ...] = ()
+        self.world: World | None = None
+        self.closing = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is known of the checkpoints of one world begins anew."""
+        self.savers: set[int] = set()
+        # The ranks whose parts of a checkpoint are staged and written, by its step.
+        self.staged: dict[int, set[int]] = {}
+        self.written: dict[int, set[int]] = {}
+        # The folders of those that are put together, by step; those that the ledger was asked to take; those that it
+        # has taken and that have no name yet; those that are done with.
+        self.prepared: dict[int, str] = {}
+        self.entering: set[int] = set()
+        self.entered: set[int] = set()
+        self.settled: set[int] = set()
+        # Of the ask that is open: its number, since when, who has said how far it is, where all save, since when they
+        # hold there.
+        self.number = 0
+        self.asked_at: float | None = None
+        self.reached: dict[str, int] = {}
+        self.save_at: int | None = None
+        self.held_at: float | None = None
+        # Since when somebody who does not wait for ever wants the world to end.
+        self.pressed_at: float | None = None
+        # When the world was over.
+        self.over_at: float | None = None
+        self.resumed = False
+        self.resume_from: CheckpointRef | None = None
+        # What this step asks of rank 0's node, as far as it was not asked before.
+        self._due_before: set[tuple[type, int]] = set()
+
+    def begin(self, commit: Commit, now: float, present: Iterable[str]) -> None:
+        """A new world: what it goes on from, and what nobody waits for any more."""
+        if self.world is not None and self.over_at is None:
+            self.over_at = now
+        _require(not self.is_waited_for(now, present), "a checkpoint that is being written is waited for")
+        _require(commit.checkpoints == self.ledger, "the ledger is committed with the world")
+        newest = self.ledger[0] if self.ledger else None
+        _require(commit.world.resume_from == newest, "a world goes on from the newest checkpoint")
+        self.world = commit.world
+        self._forget()
+
+    def change_leader(self, record: Record) -> None:
+        self.ledger = record.checkpoints
+        self._forget()
+
+    @property
+    def entries(self) -> tuple[tuple[CheckpointRef, ...], ...]:
+        """What may be kept: the ledger, and the ledger with what it was asked to take."""
+        return (self.ledger, *(self._with_entry(step) for step in self.entering if step in self.prepared))
+
+    def can_ask(self, referee: Referee) -> bool:
+        """Whether all ranks are there and save checkpoints."""
+        fine = self.world is not None and not referee.finished and not referee.absent
+        return fine and self.world is not None and self.savers >= set(range(self.world.world_size))
+
+    def is_old_word(self, event: SaveReport | SaveRequest) -> bool:
+        """What comes from another generation, from a node that has no say in it, or for the second time."""
+        world = self.world
+        if world is None or event.generation != world.generation or event.node not in world.nodes:
+            return True
+        match event:
+            case CheckpointerOpened(rank=rank):
+                return rank not in world.ranks(event.node)
+            case RestoreFailed(rank=rank, name=name):
+                named = (*self.ledger, world.resume_from, self.resume_from)
+                known = any(each is not None and each.name == name for each in named)
+                return rank not in world.ranks(event.node) or not known
+            case ShardReported(shard=shard):
+                return not self._counts(event.node, shard)
+            case CheckpointPrepared(step=step):
+                return event.node != world.nodes[0] or (Prepare, step) not in self._due
+            case CheckpointPublished(step=step):
+                return event.node != world.nodes[0] or (Publish, step) not in self._due
+            case CheckpointsFound():
+                return event.node != world.nodes[0] or self.resumed or world.resume_from is not None
+            case StepsReached(number=number):
+                return self.asked_at is None or self.save_at is not None or number != self.number
+            case _:
+                return False
+
+    def _counts(self, node: str, shard: Shard) -> bool:
+        """Whether this is news of a checkpoint that can still be made."""
+        world, step = self.world, shard.step
+        if world is None or shard.rank not in world.ranks(node) or step in self.settled:
+            return False
+        if any(each.generation == world.generation and each.step > step for each in self.ledger):
+            return False
+        known = self.staged if shard.part is Part.STAGED else self.written
+        return not self._is_written(step) and shard.rank not in known.get(step, ())
+
+    def _is_written(self, step: int) -> bool:
+        return self.world is not None and self.written.get(step, set()) >= set(range(self.world.world_size))
+
+    def _ref(self, step: int) -> CheckpointRef:
+        assert self.world is not None
+        return CheckpointRef(step, self.world.generation, self.prepared[step])
+
+    def _with_entry(self, step: int) -> tuple[CheckpointRef, ...]:
+        return (self._ref(step), *(each for each in self.ledger if each != self._ref(step)))
+
+    @property
+    def _due(self) -> set[tuple[type, int]]:
+        """What rank 0's node has to do."""
+        prepare = {(Prepare, step) for step in self.written if self._is_written(step) and step not in self.prepared}
+        return {*prepare, *((Publish, step) for step in self.entered)}
+
+    def is_in_flight(self, present: Iterable[str]) -> bool:
+        """Whether a checkpoint that all ranks have staged can still be finished."""
+        world, here = self.world, set(present)
+        if world is None or world.nodes[0] not in here:
+            return False
+        away = {rank for node in world.nodes if node not in here for rank in world.ranks(node)}
+        everybody = set(range(world.world_size))
+        return any(
+            ranks >= everybody and self.written.get(step, set()) >= away
+            for step, ranks in self.staged.items()
+            if step not in self.settled
+        )
+
+    def is_waited_for(self, now: float, present: Iterable[str]) -> bool:
+        """Whether the next world has to wait for a checkpoint."""
+        if self.over_at is None or now >= self.over_at + self.config.save_wait_s:
+            return False
+        return self.is_in_flight(present)
+
+    def note(self, before: Job, event: Event, now: float, after: Job) -> None:
+        """Write down what an event tells."""
+        self._due_before = self._due
+        match event:
+            case MemberJoined() if self.world is not None and event.member.node in self.world.nodes:
+                self._note_join(event, after)
+            case CheckpointerOpened() | ShardReported() | StepsReached() | CheckpointPrepared() | CheckpointPublished():
+                if not self.is_old_word(event):
+                    self._note_save(event)
+            case CheckpointEntered():
+                self._note_entered(event)
+            case CheckpointsFound() | RestoreFailed() if isinstance(before.phase, Running | Draining):
+                if not self.is_old_word(event):
+                    self._note_choice(before, event)
+            case _:
+                pass
+        active = isinstance(after.phase, Running | Draining) and after.world == before.world
+        if self.over_at is None and self.world is not None and not active:
+            self.over_at = now
+
+    def _note_join(self, joined: MemberJoined, after: Job) -> None:
+        world, node = self.world, joined.member.node
+        assert world is not None
+        if joined.seen != world.generation:
+            return
+        for rank in joined.savers:
+            self.savers |= {rank} & world.ranks(node)
+        for shard in joined.shards:
+            if self._counts(node, shard):
+                self._note_save(ShardReported(node, world.generation, shard))
+        if joined.found is not None and isinstance(after.phase, Running | Draining) and after.world == world:
+            found = CheckpointsFound(node, world.generation, joined.found)
+            if not self.is_old_word(found):
+                self._note_choice(after, found)
+
+    def _note_save(
+        self, event: CheckpointerOpened | ShardReported | StepsReached | CheckpointPrepared | CheckpointPublished
+    ) -> None:
+        match event:
+            case CheckpointerOpened(rank=rank):
+                self.savers.add(rank)
+            case ShardReported(shard=shard):
+                self._note_shard(shard)
+            case StepsReached(node=node, step=step):
+                self.reached[node] = step
+            case CheckpointPrepared(step=step, trouble=trouble) if trouble:
+                self._settle(step)
+            case CheckpointPrepared(step=step, uri=uri):
+                self.prepared[step] = uri
+            case CheckpointPublished(step=step, pruned=pruned):
+                self.ledger = tuple(each for each in self.ledger if each.name not in pruned)
+                earlier = {each for each in (*self.staged, self.save_at) if each is not None and each <= step}
+                self._settle(*earlier)
+            case _:
+                assert_never(event)
+
+    def _note_shard(self, shard: Shard) -> None:
+        step = shard.step
+        if shard.part is Part.MISSED:
+            self._settle(step)
+            return
+        self.savers.add(shard.rank)
+        self.staged.setdefault(step, set()).add(shard.rank)
+        if shard.part is Part.WRITTEN:
+            self.written.setdefault(step, set()).add(shard.rank)
+        entry = [
+            each for each in self.ledger if self.world and (each.generation, each.step) == (self.world.generation, step)
+        ]
+        if self._is_written(step) and entry:
+            # Whoever led before had it entered.
+            self.prepared[step] = entry[0].uri
+            self.entered.add(step)
+
+    def _settle(self, *steps: int) -> None:
+        for each in steps:
+            self.settled.add(each)
+            for known in (self.staged, self.written, self.prepared):
+                known.pop(each, None)
+            self.entered.discard(each)
+            if each == self.save_at:
+                self.asked_at = None
+
+    def _note_entered(self, event: CheckpointEntered) -> None:
+        world, step = self.world, event.step
+        if world is None or event.generation != world.generation or step not in self.entering:
+            return
+        self.entering.discard(step)
+        if not event.entered or step not in self.prepared:
+            return
+        self.ledger = self._with_entry(step)
+        self.entered.add(step)
+        asked, self.save_at = self.save_at, None
+        self._settle(*(each for each in self.staged if each < step and each not in self.entered))
+        self.save_at = asked
+
+    def _note_choice(self, job: Job, event: CheckpointsFound | RestoreFailed) -> None:
+        if isinstance(event, CheckpointsFound):
+            self.resumed, self.resume_from = True, event.found[0] if event.found else None
+            self.ledger = self.ledger or event.found
+        elif isinstance(job.phase, Running):
+            self.ledger = tuple(each for each in self.ledger if each.name != event.name)
+
+    def check(
+        self, before: Job, event: Event, now: float, after: Job, commands: tuple[Command, ...], *, referee: Referee
+    ) -> None:
+        """Raise ``BrokenRule`` unless what was done is what this account allows."""
+        _require(after.checkpoints == self.ledger, f"the ledger is {self.ledger}, not {after.checkpoints}")
+        _require(len(set(self.ledger)) == len(self.ledger), "a checkpoint is in the ledger once")
+        for command in commands:
+            if isinstance(command, Enter):
+                self._check_enter(command)
+        for _, directive in sent(commands):
+            if isinstance(directive, Pause | SaveAt | Prepare | Publish | Resume):
+                known = self.world is not None and directive.generation == self.world.generation
+                _require(known, f"{directive} is of the world that runs")
+        same = after.world == before.world and not isinstance(after.phase, Finished)
+        self._check_orders(event, commands, referee, same=same)
+        self._check_resume(event, after, commands, referee, same=same)
+        self._check_asks(before, commands, now, referee)
+        self._check_change(before, event, after, referee)
+        if same and isinstance(after.phase, Running):
+            self._check_patience(event, now, after)
+        else:
+            self.held_at = self.asked_at = self.pressed_at = None
+        self._check_end(before, event, now, after, referee)
+        waiting = any(step not in self.entering | self.entered for step in self.prepared)
+        _require(not same or not waiting or deadline(after) is not None, "the ledger is asked again")
+        self.closing = isinstance(after.phase, Closing)
+
+    def _check_enter(self, enter: Enter) -> None:
+        world = self.world
+        _require(world is not None and enter.generation == world.generation, "only the world that runs is entered")
+        fine = enter.step in self.prepared and enter.step not in self.entered
+        _require(fine, "the ledger takes what all ranks have written and rank 0's node has put together")
+        _require(not self.entering, "the ledger is asked to take one after the other")
+        _require(enter.checkpoints == self._with_entry(enter.step), "the newest is put before the others")
+        self.entering.add(enter.step)
+
+    def _check_orders(self, event: Event, commands: tuple[Command, ...], referee: Referee, *, same: bool) -> None:
+        """Rank 0's node is told what it has to do, when that is known, and again when it comes back."""
+        host = self.world.nodes[0] if self.world is not None else ""
+        orders = [(node, type(each), each.step) for node, each in sent(commands) if isinstance(each, Prepare | Publish)]
+        _require(all(node == host for node, *_ in orders), "rank 0's node puts checkpoints together")
+        told = [(kind, step) for _, kind, step in orders]
+        _require(set(told) <= self._due, "what is not written is not prepared, what is not entered is not published")
+        back = isinstance(event, MemberJoined) and event.member.node == host
+        expected = self._due - (set() if back else self._due_before)
+        if same and host in referee.present:
+            _require(sorted(map(str, told)) == sorted(map(str, expected)), f"rank 0's node is told of {expected}")
+
+    def _check_resume(
+        self, event: Event, after: Job, commands: tuple[Command, ...], referee: Referee, *, same: bool
+    ) -> None:
+        """All ranks of a world that named none go on from the same."""
+        told = {node: each for node, each in sent(commands) if isinstance(each, Resume)}
+        for each in told.values():
+            fine = self.resumed and self.world is not None and self.world.resume_from is None
+            _require(fine and each.checkpoint == self.resume_from, "all go on from what rank 0 found")
+        if self.world is None or not same or not self.resumed or not isinstance(after.phase, Running | Draining):
+            return
+        here = {node for node in self.world.nodes if node in referee.present}
+        first = isinstance(event, CheckpointsFound) and after.checkpoints == self.ledger and bool(told)
+        if isinstance(event, MemberJoined):
+            here = here if event.found is not None and len(told) > 1 else here & {event.member.node}
+        elif not first:
+            here = set()
+        _require(told.keys() == here, f"{sorted(here)} are told what they go on from")
+
+    def _check_asks(self, before: Job, commands: tuple[Command, ...], now: float, referee: Referee) -> None:
+        world = self.world
+        asks = [(node, each) for node, each in sent(commands) if isinstance(each, Pause | SaveAt)]
+        if not asks or world is None:
+            return
+        groups: dict[Pause | SaveAt, list[str]] = {}
+        for node, directive in asks:
+            groups.setdefault(directive, []).append(node)
+        here = sorted(node for node in world.nodes if node in referee.present)
+        for directive, nodes in groups.items():
+            _require(sorted(nodes) == here, f"{directive} goes to {here}, once each")
+            if isinstance(directive, Pause):
+                _require(directive.number > self.number, "each ask has a number of its own")
+                fine = self.can_ask(referee) and isinstance(before.phase, Running) and not before.phase.exits
+                _require(fine, "only a world is asked to save all of whose ranks can")
+                self.number, self.asked_at, self.reached, self.save_at = directive.number, now, {}, None
+                self.held_at = None
+            elif directive.step is None:
+                self.asked_at = self.held_at = None
+                self.number = directive.number
+            else:
+                fine = self.asked_at is not None and directive.number == self.number
+                _require(fine and self.reached.keys() == set(world.nodes), "all say where they are before all save")
+                _require(directive.step == max(self.reached.values()), "all save at the first step that all can")
+                self.save_at = directive.step
+                self.held_at = now if directive.hold else None
+
+    def _check_change(self, before: Job, event: Event, after: Job, referee: Referee) -> None:
+        """A planned change of a world whose ranks can save comes after a checkpoint, or after its time."""
+        if not isinstance(before.phase, Running) or after.world != before.world:
+            return
+        drains = isinstance(after.phase, Draining)
+        if drains and self.config.join_at_checkpoint:
+            newest = self.ledger[0] if self.ledger else None
+            there = newest is not None and self.world is not None and newest.generation == self.world.generation
+            _require(there, "nobody joins without a checkpoint")
+        asked = before.phase.parting is not None
+        gentle = isinstance(event, StopRequested) and event.signal == signal.SIGTERM and before.phase.stop is None
+        planned = drains or gentle or isinstance(event, MemberLeaving)
+        ended = not isinstance(after.phase, Running)
+        able = self.can_ask(referee) and not before.phase.exits
+        if planned and ended and able:
+            _require(asked, "all ranks are asked to save before a planned change")
+
+    def _check_patience(self, event: Event, now: float, after: Job) -> None:
+        """Nobody is left waiting: for an answer, for a checkpoint that does not come, for a change nobody wants."""
+        phase = after.phase
+        assert isinstance(phase, Running)
+        due = deadline(after)
+        if self.asked_at is not None and self.save_at is None:
+            late = isinstance(event, TimePassed) and now >= self.asked_at + self.ANSWER_S
+            _require(due is not None and not late, "who does not answer in time is not waited for")
+        if phase.stop is not None or (phase.leave_at is not None and now >= phase.leave_at):
+            self.pressed_at = now if self.pressed_at is None else self.pressed_at
+            in_time = due is not None and due <= self.pressed_at + self.config.drain_s
+            _require(in_time, "a leave, or the end, is not kept waiting for a checkpoint for long")
+        if self.held_at is None:
+            return
+        wanted = phase.leaving or phase.stop is not None or phase.joined is not None
+        _require(wanted, "workers are let go when nobody wants a change any more")
+        limit = max(self.held_at + max(self.config.drain_s, self.PATIENCE_S), now + self.config.quiet_s)
+        _require(phase.exits or (due is not None and due <= limit), "nobody is held for ever")
+
+    def _check_end(self, before: Job, event: Event, now: float, after: Job, referee: Referee) -> None:
+        """An end waits for a checkpoint that is being written, but not for long."""
+        saving = self.is_in_flight(referee.present)
+        match after.phase:
+            case Closing(outcome=outcome, until=until):
+                _require(not isinstance(outcome, Stopped), "who stops a job is not kept")
+                _require(saving and now < until, "an end waits for nothing but a checkpoint")
+                _require(self.over_at is not None and deadline(after) is not None, "an end does not wait for ever")
+                begun = before.phase.until if isinstance(before.phase, Closing) else now + self.config.save_wait_s
+                _require(until == begun, "an end waits no longer than it may")
+            case Finished(outcome=Succeeded() | Failed()) if not isinstance(before.phase, Closing):
+                _require(not saving or not self.config.save_wait_s, "an end waits for a checkpoint")
+            case Finished() if isinstance(before.phase, Closing):
+                hurried = isinstance(event, MemberLeaving | StopRequested) or now >= before.phase.until
+                _require(hurried or not saving, "an end waits for a checkpoint")
+            case _:
+                pass
 
 
 def _belongs(exit: WorkerExit, world: World) -> bool:
@@ -698,6 +1168,15 @@ def _require(condition: object, rule: str) -> None:
         raise BrokenRule(rule)
 
 
+@dataclass(slots=True)
+class Desk:
+    """What one node keeps in mind of the checkpoints of its world."""
+
+    savers: set[int] = field(default_factory=set)
+    shards: dict[tuple[int, int], Shard] = field(default_factory=dict)
+    found: tuple[CheckpointRef, ...] | None = None
+
+
 class Story:
     """One job driven by hand: the nodes' side is played, time is a number, the referee watches every step."""
 
@@ -708,6 +1187,12 @@ class Story:
         # What the last step asked for.
         self.commands: tuple[Command, ...] = ()
         self.told: list[Event] = []
+        # What is committed, whether the ledger can be reached, and its answers that are on their way.
+        self.record = Record()
+        self.ledger_answers = True
+        self.answers: list[CheckpointEntered] = []
+        # What each node would tell of its checkpoints to whoever leads next.
+        self.desks: dict[str, Desk] = {}
         # Whether every step so far kept the rules.
         self.sound = True
         self._act = act
@@ -725,13 +1210,74 @@ class Story:
     def tell(self, event: Event) -> None:
         before = self.job
         self.told.append(event)
+        self._remember(event)
         self.job, self.commands = self._act(before, event, self.now)
+        for command in self.commands:
+            self._perform(command)
         try:
             self.referee.watch(before, event, self.now, self.job, self.commands)
         except BrokenRule as broken:
             self.sound = False
             events = "\n  ".join(str(each) for each in self.told)
             raise BrokenRule(f"{broken}; {before.config} was told:\n  {events}") from None
+
+    def _perform(self, command: Command) -> None:
+        """What the coordinator does at once: the truth is what it wrote."""
+        match command:
+            case Commit(world=world, history=history, inquest=inquest, checkpoints=checkpoints):
+                self.record = Record(world, history, inquest=inquest, checkpoints=checkpoints)
+                self.desks.clear()
+            case Keep(finished=finished, history=history, inquest=inquest, checkpoints=checkpoints):
+                kept = replace(self.record, finished=finished, history=history)
+                self.record = replace(kept, inquest=inquest, checkpoints=checkpoints)
+            case Enter(generation=generation, step=step, checkpoints=checkpoints):
+                if self.ledger_answers:
+                    self.record = replace(self.record, checkpoints=checkpoints)
+                self.answers.append(CheckpointEntered(generation, step, self.ledger_answers))
+            case Conclude(outcome=outcome):
+                self.record = replace(self.record, outcome=outcome)
+            case _:
+                pass
+
+    def _remember(self, event: Event) -> None:
+        """What the agent that reports this keeps in mind."""
+        match event:
+            case CheckpointerOpened(node=node, generation=self.generation, rank=rank):
+                self.desk(node).savers.add(rank)
+            case ShardReported(node=node, generation=self.generation, shard=shard):
+                self.desk(node).shards[shard.rank, shard.step] = shard
+                if shard.part is Part.MISSED:
+                    del self.desk(node).shards[shard.rank, shard.step]
+            case CheckpointPublished(node=node, generation=self.generation, step=step):
+                shards = self.desk(node).shards
+                self.desk(node).shards = {key: shard for key, shard in shards.items() if shard.step > step}
+            case CheckpointsFound(node=node, generation=self.generation, found=found):
+                self.desk(node).found = found
+            case _:
+                pass
+
+    def desk(self, node: str) -> Desk:
+        return self.desks.setdefault(node, Desk())
+
+    def change_leader(self) -> None:
+        """Somebody else leads: it goes on from what was committed, and has heard of nobody yet."""
+        self.told.append(TimePassed())
+        self.answers.clear()
+        self.job = resume(self.job.config, self.record, self.now)
+        self.referee.change_leader(self.record)
+
+    def come_back(self, node: str, running: int | None = None, **state: Any) -> None:
+        """An agent of the world on a new stream, with all that it has to tell."""
+        desk, generation = self.desk(node), self.generation
+        self.join(
+            node,
+            generation if running is None else running,
+            seen=generation,
+            savers=tuple(sorted(desk.savers)),
+            shards=tuple(desk.shards.values()),
+            found=desk.found,
+            **state,
+        )
 
     def fresh_ports(self, number: int) -> tuple[int, ...]:
         return tuple(next(self._ports) for _ in range(number))
@@ -747,19 +1293,29 @@ class Story:
         exits: tuple[WorkerExit, ...] = (),
         warm: bool = True,
         checking: bool = False,
+        savers: tuple[int, ...] = (),
+        shards: tuple[Shard, ...] = (),
+        found: tuple[CheckpointRef, ...] | None = None,
     ) -> None:
         """A node comes, or comes again: then it still holds the ports that no world has taken."""
         held = self.referee.present[node].ports if node in self.referee.present else ()
         offer = (*held, *self.fresh_ports(max(0, ports - len(held))))
         joiner = replace(member(node, order=next(self._orders), slots=slots, ports=offer), warm=warm)
-        self.tell(MemberJoined(joiner, running, seen, exits, checking))
+        self.tell(MemberJoined(joiner, running, seen, exits, checking, savers, shards, found))
 
     def exit(self, rank: int, code: int = 0, *, signal: int | None = None, generation: int | None = None) -> None:
         """The worker with this rank ends, on the node where it runs."""
-        world = self.job.world
-        node = next((node for node in world.nodes if rank in world.ranks(node)), "nobody") if world else "nobody"
         number = self.generation if generation is None else generation
-        self.tell(WorkerExited(exit_of(rank, code, signal=signal, node=node, generation=number)))
+        self.tell(WorkerExited(exit_of(rank, code, signal=signal, node=self.node_of(rank), generation=number)))
+
+    def node_of(self, rank: int) -> str:
+        world = self.job.world
+        return next((node for node in world.nodes if rank in world.ranks(node)), "nobody") if world else "nobody"
+
+    def report(self, rank: int, step: int, part: Part, generation: int | None = None, why: str = "") -> None:
+        """What has become of a rank's part of a checkpoint."""
+        number = self.generation if generation is None else generation
+        self.tell(ShardReported(self.node_of(rank), number, Shard(rank, step, part, why)))
 
     def wait(self, seconds: float) -> None:
         """Time passes, and the machine is asked at each deadline that it named."""
@@ -807,6 +1363,26 @@ class Story:
             "stopped": self._stopped,
             "leave": lambda node: self.tell(MemberLeaving(node, signal.SIGTERM)),
             "stop": lambda node: self.tell(StopRequested(node, signal.SIGINT)),
+            "term": lambda node: self.tell(StopRequested(node, signal.SIGTERM)),
+            "lead": lambda _: self.change_leader(),
+            "back": self.come_back,
+            "behind": lambda node: self.join(node, self.generation - 1, seen=self.generation - 1),
+            "saver": lambda rank: self.tell(CheckpointerOpened(self.node_of(int(rank)), self.generation, int(rank))),
+            "want": lambda node: self.tell(SaveWanted(node, self.generation, "every 10 minutes")),
+            "reached": self._reached,
+            "staged": lambda word: self._reported(word, Part.STAGED),
+            "written": lambda word: self._reported(word, Part.WRITTEN),
+            "missed": lambda word: self._reported(word, Part.MISSED),
+            "stage": lambda step: self._all_report(int(step), Part.STAGED),
+            "write": lambda step: self._all_report(int(step), Part.WRITTEN),
+            "prepared": self._prepared,
+            "spoilt": lambda step: self._prepared(step, "the disk is full"),
+            "entered": lambda step: self._entered(int(step), entered=True),
+            "not-entered": lambda step: self._entered(int(step), entered=False),
+            "published": self._published,
+            "checkpoint": self._checkpoint,
+            "found": self._found,
+            "unrestored": self._not_restored,
             "drained": self._drained,
             "ok": lambda rank: self._exited(rank, 0),
             "fail": lambda rank: self._exited(rank, 1),
@@ -819,6 +1395,55 @@ class Story:
             "unfit": lambda node: self.tell(NodeChecked(node, "its disk is full")),
             "clear": lambda node: self.tell(NodeCleared(node)),
         }
+
+    def _reached(self, word: str) -> None:
+        """``a:12``: no worker of node a gets beyond step 12; ``a:12:1``: that is the answer to the first ask."""
+        node, step, *number = word.split(":")
+        asked = int(number[0]) if number else self.job.saves.asked
+        self.tell(StepsReached(node, self.generation, asked, int(step)))
+
+    def _reported(self, word: str, part: Part) -> None:
+        """``0:40``: of rank 0, at step 40."""
+        head, generation = _at(word)
+        rank, step = head.split(":")
+        self.report(int(rank), int(step), part, generation, "the disk is full" if part is Part.MISSED else "")
+
+    def _all_report(self, step: int, part: Part) -> None:
+        world = self.job.world
+        for rank in range(world.world_size if world is not None else 0):
+            self.report(rank, step, part)
+
+    def _prepared(self, word: str, trouble: str = "") -> None:
+        """``40``: by rank 0's node; ``40:b``: by node b."""
+        step, node = self._host(word)
+        uri = "" if trouble else checkpoint(step, self.generation).uri
+        self.tell(CheckpointPrepared(node, self.generation, step, uri, trouble))
+
+    def _published(self, word: str) -> None:
+        step, node = self._host(word)
+        self.tell(CheckpointPublished(node, self.generation, step))
+
+    def _checkpoint(self, step: str) -> None:
+        """All that it takes."""
+        self.play(f"write {step}; prepared {step}; entered {step}; published {step}")
+
+    def _host(self, word: str) -> tuple[int, str]:
+        step, _, node = word.partition(":")
+        return int(step), node or self.node_of(0)
+
+    def _entered(self, step: int, *, entered: bool) -> None:
+        self.answers = [each for each in self.answers if each.step != step]
+        self.tell(CheckpointEntered(self.generation, step, entered))
+
+    def _found(self, word: str) -> None:
+        """``a:30:20``: what rank 0 found, on node a; ``a``: nothing."""
+        node, *steps = word.split(":")
+        self.tell(CheckpointsFound(node, self.generation, tuple(checkpoint(int(step), 0) for step in steps)))
+
+    def _not_restored(self, word: str) -> None:
+        """``0:step-30-1``: rank 0 can't load this one."""
+        rank, name = word.split(":")
+        self.tell(RestoreFailed(self.node_of(int(rank)), self.generation, int(rank), name, "a checksum is wrong"))
 
     def _drained(self, word: str) -> None:
         node, generation = _at(word)
