@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -136,14 +137,25 @@ class Checkpointer(checkpointer.Checkpointer):
 
 
 def save_checkpoint(
-    path: str, *, model: Any = None, optimizer: Any = None, step: int = 0, scheduler: Any = None, **extra: Any
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    step: int = 0,
+    scheduler: Any = None,
+    **extra: Any,
 ) -> str | None:
     """Save one checkpoint as this folder, and wait for it; see ``single.save``."""
     return single.save(Torch(), path, single.things(model, optimizer, scheduler, extra), step)
 
 
 def load_checkpoint(
-    path: str, *, model: Any = None, optimizer: Any = None, scheduler: Any = None, trusted: bool = False
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    trusted: bool = False,
 ) -> dict[str, Any]:
     """Load a folder that was saved as a checkpoint, or a file of ``torch.save``; see ``single.load``."""
     return single.load(Torch(), path, single.things(model, optimizer, scheduler, {}), trusted=trusted)

@@ -16,7 +16,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -27,7 +27,13 @@ from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, 
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
-from elastic_adapter.core.checkpoint.manifest import ALGORITHMS, is_quarantined, parse_draft, parse_folder
+from elastic_adapter.core.checkpoint.manifest import (
+    ALGORITHMS,
+    is_quarantined,
+    newest_first,
+    parse_draft,
+    parse_folder,
+)
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
 from elastic_adapter.core.checkpoint.own_link import is_being_written
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
@@ -94,6 +100,7 @@ class Checkpointer:
         except ValueError as error:
             raise UserError(str(error)) from None
         self._framework: Framework = type(self).framework()
+        _check(model, optimizer, scheduler, extra)
         self._training = Training(model, optimizer, scheduler, sampler, extra, rng, save_optimizer)
         self._restoring = Restoring(self._framework, self._training, trusted=trusted)
         self._finishing = Finishing(verify, md5, keep_last, keep_every)
@@ -107,6 +114,8 @@ class Checkpointer:
         self._done = 0
         self._last = Saved(0, time.monotonic())
         self._loaded: str | None = None
+        # The step that was saved last, or restored: it need not be saved again.
+        self._kept = 0
         self._opened: tuple[Link, Post, Buffers] | None = None
         self._link: Link | None = None
         self._prepared = False
@@ -148,6 +157,7 @@ class Checkpointer:
         place = parse_folder(name)
         assert place is not None
         log.info("goes on from %s", self._store.root / name)
+        self._kept = place[0]
         return self._begin(place[0])
 
     def step(self, step: int) -> bool:
@@ -277,6 +287,8 @@ class Checkpointer:
     def _save(self, done: int, *, wait: bool) -> bool:
         link, post, buffers = self._open()
         self._begin_clock(done)
+        if done == self._kept:
+            return True
         layout, order = self._laid_out(post, done)
         buffer = buffers.take(_needed(layout, order), wait=wait)
         self._tell(buffers.notes())
@@ -288,6 +300,7 @@ class Checkpointer:
         )
         assert filled, "a buffer that is free can be filled"
         link.staged(buffer.path, self.folder, done, self._finishing)
+        self._kept = done
         return True
 
     def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
@@ -343,8 +356,8 @@ class Checkpointer:
                 self._put_aside(found.path, _why(error), unread=is_unread(error))
                 broken.append(found.path.name)
                 continue
-            names = [each.name for each in self._store.newest_first() if isinstance(each, Checkpoint)]
-            return Found(tuple(names[names.index(found.name) :]))
+            names = newest_first(self._names())
+            return Found(names[names.index(found.name) :])
         if broken := broken or sorted(filter(is_quarantined, self._names()), reverse=True):
             advice = "to begin from zero, name another folder, or move them away"
             raise NotRestored(f"no checkpoint in {self.folder} is whole ({', '.join(broken[:5])}); {advice}")
@@ -412,6 +425,16 @@ def _folder(folder: str | os.PathLike[str] | None) -> str:
     if not found:
         raise UserError(f"where checkpoints are kept is not known: pass a folder to Checkpointer, or set {FOLDER}")
     return os.path.abspath(found)
+
+
+def _check(model: Any, optimizer: Any, scheduler: Any, extra: Any) -> None:
+    """What is passed can be asked for its state."""
+    for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
+        for each in thing.values() if isinstance(thing, Mapping) else (thing,):
+            if each is not None and not hasattr(each, "state_dict"):
+                raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
+    if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
+        raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
