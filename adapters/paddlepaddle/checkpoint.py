@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from elastic_adapter.core.checkpoint import checkpointer, paddlestate, single
-from elastic_adapter.core.checkpoint.files import Expected, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Expected, Skeleton, copy_memory, memory
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.paddlefile import TensorRef, read_paddle
 from elastic_adapter.core.checkpoint.trees import leaves
@@ -63,10 +62,8 @@ class Paddle:
     def copy(self, pieces: Sequence[Any], into: Sequence[memoryview]) -> None:
         """Not by numpy(): that is a copy of its own, and several times as slow."""
         for piece, view in zip(pieces, into, strict=True):
-            if len(view):
-                local = _local(piece)
-                place = ctypes.addressof(ctypes.c_char.from_buffer(view))
-                ctypes.memmove(place, _address(local), len(view))
+            local = _local(piece)
+            copy_memory(_address(local), view)
 
     def views(self, pieces: Sequence[Any]) -> tuple[list[memoryview], object]:
         local = [_local(piece) for piece in pieces]

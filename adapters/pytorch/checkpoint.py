@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from elastic_adapter.core.checkpoint import checkpointer, single, torchstate
-from elastic_adapter.core.checkpoint.files import Expected, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Expected, Skeleton, copy_memory, memory
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.errors import UserError
 
@@ -54,11 +54,12 @@ class Torch:
         return torchstate.skeleton(self._torch, state)
 
     def copy(self, pieces: Sequence[Any], into: Sequence[memoryview]) -> None:
-        frombuffer, uint8 = self._torch.frombuffer, self._torch.uint8
-        with self._torch.no_grad():
-            for piece, view in zip(pieces, into, strict=True):
-                if len(view):
-                    frombuffer(view, dtype=uint8).copy_(piece)
+        """Not by copy_() where the tensor is in memory: its threads wait for each other, which is slow on busy CPUs."""
+        for piece, view in zip(pieces, into, strict=True):
+            if piece.device.type == "cpu":
+                copy_memory(piece.data_ptr(), view)
+            elif len(view):
+                self._torch.frombuffer(view, dtype=self._torch.uint8).copy_(piece)
 
     def views(self, pieces: Sequence[Any]) -> tuple[list[memoryview], object]:
         local = [piece.cpu() for piece in pieces]

@@ -31,11 +31,10 @@ from elastic_adapter.core.checkpoint.manifest import (
     ALGORITHMS,
     is_quarantined,
     newest_first,
-    parse_draft,
     parse_folder,
 )
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
-from elastic_adapter.core.checkpoint.own_link import is_being_written
+from elastic_adapter.core.checkpoint.own_link import is_in_use
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
 from elastic_adapter.core.checkpoint.restoring import Restoring, apply_foreign
 from elastic_adapter.core.checkpoint.staging import NoRoom
@@ -151,7 +150,7 @@ class Checkpointer:
             except (Damaged, OSError) as error:
                 raise link.not_restored(name, _why(error)) from error
         if post.rank == 0:
-            self._store.sweep(lambda each: _is_mine(each, post) or is_being_written(each))
+            self._store.sweep(lambda each: is_in_use(self._store.root / each, post.generation, post.token))
         if name is None:
             return self._begin(0)
         place = parse_folder(name)
@@ -262,6 +261,8 @@ class Checkpointer:
         """After the first step the optimizer has its state: the size of all buffers is known. Raises Refused."""
         _, post, buffers = self._open()
         self._prepared = True
+        if post.rank == 0 and (why := _unwritable(self.folder)):
+            self._tell((f"nothing can be saved in {self.folder}, as it seems: {why}",))
         layout, order = self._laid_out(post, self._done)
         buffers.prepare(_needed(layout, order))
 
@@ -442,12 +443,13 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
-def _is_mine(name: str, post: Post) -> bool:
-    """Whether this generation writes it."""
-    found = parse_draft(name)
-    if found is None:
-        return f".{post.token}." in name
-    return found[1:] == (post.generation, post.token)
+def _unwritable(folder: str) -> str | None:
+    """Why nothing can be written there: better known at the first step than at the first save."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        return error.strerror
+    return None if os.access(folder, os.W_OK) else "it is not writable for this user"
 
 
 def _needed(layout: Layout, order: bytes) -> int:

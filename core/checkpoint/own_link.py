@@ -25,7 +25,7 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
-from elastic_adapter.core.checkpoint.manifest import is_temporary, parse_draft
+from elastic_adapter.core.checkpoint.manifest import parse_draft
 from elastic_adapter.core.checkpoint.saving import missing
 from elastic_adapter.core.checkpoint.staging import FULL, SAVING, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
@@ -38,6 +38,7 @@ _MOST_STEPS = 10_000
 _CLOSE_S = 600.0
 _PARTS_S = 600.0
 _PAUSE_S = 0.05
+_YOUNG_S = 3600.0
 _TRIES = 2
 _FOLDER = re.compile(r"elastic-adapter-([0-9]+)-([0-9]+)-[0-9]+")
 _TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
@@ -322,12 +323,22 @@ def next_check(done: int, now: float, last: tuple[int, float] | None) -> int:
     return done + (max(1, min(int(CHECK_S / pace), _MOST_STEPS)) if pace > 0 else _MOST_STEPS)
 
 
-def is_being_written(name: str) -> bool:
-    """Whether a draft, or a buffer beside checkpoints, is of a program that still runs on this machine."""
-    found = parse_draft(name)
-    token = found[2] if found is not None else name.split(".")[-2] if is_temporary(name) else ""
-    parts = _TOKEN.fullmatch(token)
-    return parts is not None and parts[1] == _host() and _started(int(parts[2])) == parts[3]
+def is_in_use(path: Path, generation: int, token: str) -> bool:
+    """Whether somebody may still want this draft, or this buffer beside checkpoints.
+
+    Of our own token, what this generation writes. Of another one's, what a program on this machine writes that still
+    runs; and whatever is young: it may be a training's on another machine, and we only want to see how that is.
+    """
+    found = parse_draft(path.name)
+    if f".{token}." in path.name:
+        return found is None or found[1] == generation
+    parts = _TOKEN.fullmatch(path.name.split(".")[-2])
+    if parts is not None and parts[1] == _host():
+        return _started(int(parts[2])) == parts[3]
+    with contextlib.suppress(OSError):
+        times = [path.stat().st_mtime, *(each.stat().st_mtime for each in path.iterdir())] if path.is_dir() else []
+        return time.time() - max(times, default=path.stat().st_mtime) < _YOUNG_S
+    return False
 
 
 def _place(group: Group | None) -> tuple[int, int]:

@@ -466,7 +466,8 @@ def test_a_folder_that_is_read_only(make, kind, mounted, told):
     with make(training, root, every_steps=2) as checkpointer:
         assert checkpointer.restore() == 1
         train(training, checkpointer, 3, 1)
-    (line,) = lines(told)
+    first, line = lines(told)
+    assert first == f"nothing can be saved in {root}, as it seems: it is not writable for this user"
     assert line.startswith(f"step 2 is not saved: {root}/")
     assert "Read-only file system (it is mounted to be read only); the last good checkpoint is untouched" in line
 
@@ -635,13 +636,17 @@ class TestLinks:
         assert link.found.names == tuple(folder_name(step, 0) for step in (3, 2, 1))
 
     def test_drafts_are_swept(self, make, kind, root, tmp_path):
-        """Those of nobody; not those that this generation writes, nor those of a program that still runs."""
+        """Those of nobody; not those that this generation writes, nor those of a program that may still run."""
         saved(make, kind, 1)
-        store, alive = Store(root), f"{OwnLink(None).open(str(root)).token}"
-        stay = [store.draft(9, 3, "run1"), store.draft(9, 0, alive)]
-        for each in ((9, 2, "run1"), (9, 3, "run0")):
-            store.draft(*each)
+        store, other = Store(root), OwnLink(None)
+        alive = other.open(str(root)).token
+        dead = alive.rpartition("-")[0] + "-1"
+        stay = [store.draft(9, 3, "run1"), store.draft(9, 0, alive), store.draft(9, 4, "run0")]
+        for each in ((9, 2, "run1"), (9, 0, dead), (9, 3, "run0")):
+            gone = store.draft(*each)
+        os.utime(gone.path, (1, 1))
         make(kind(), link=PlayedLink(tmp_path / "memory")).restore()
+        other.close()
         assert names(root) == sorted([folder_name(1, 0), *(draft.path.name for draft in stay)])
 
     def test_both_are_being_written(self, make, kind, tmp_path, told):
