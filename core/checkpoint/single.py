@@ -22,7 +22,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     temporary_name,
 )
 from elastic_adapter.core.checkpoint.paddlefile import write_paddle
-from elastic_adapter.core.checkpoint.restoring import Restoring, apply_foreign
+from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, values_of
 from elastic_adapter.core.checkpoint.saving import entry_of
 from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, sync_folder
 from elastic_adapter.core.checkpoint.torchfile import write_torch
@@ -38,7 +38,7 @@ def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) ->
     return Training(model, optimizer, scheduler, extra=extra)
 
 
-def save(framework: Framework, path: str, training: Training, step: int) -> str | None:
+def save(framework: Framework, path: str | os.PathLike[str], training: Training, step: int) -> str | None:
     """Write all of it to this folder, and return when it is on disk: its path. Ranks but 0 write nothing: None.
 
     An older one of the same name is there until the new one is whole. Raises OSError, or Refused for what could not be
@@ -65,18 +65,18 @@ def save(framework: Framework, path: str, training: Training, step: int) -> str 
     return str(folder)
 
 
-def load(framework: Framework, path: str, training: Training, *, trusted: bool = False) -> dict[str, Any]:
+def load(
+    framework: Framework, path: str | os.PathLike[str], training: Training, *, trusted: bool = False
+) -> dict[str, Any]:
     """Put a folder of ``save`` or of a Checkpointer, or a file of the framework's own, back into these things.
 
     What else was saved is in the dict that is returned: the step, and whatever was passed beside it. Raises Damaged,
     Refused, Misfit or UserError.
     """
+    path = os.fspath(path)
     if os.path.isfile(path):
-        state = framework.read_trusting(path) if trusted else framework.read(path)
-        apply_foreign(framework, training, path, state)
-        values = {name: value for name, value in state.items() if isinstance(value, int | float | str | bool)}
-        return {"step": 0, **values}
-    checkpoint = _look(Path(os.path.abspath(path)))
+        return {"step": 0, **values_of(load_file(framework, training, path, trusted=trusted))}
+    checkpoint = look_in(Path(os.path.abspath(path)))
     restoring = Restoring(framework, training, trusted=trusted)
     rank = (framework.group.place() or (0, 1))[0]
     loaded = restoring.read(checkpoint, rank)
@@ -120,7 +120,8 @@ def _old(place: Path) -> Path:
     return place.with_name(temporary_name(place.name, "old"))
 
 
-def _look(folder: Path) -> Checkpoint:
+def look_in(folder: Path) -> Checkpoint:
+    """The checkpoint that a folder is, whatever it is called. Raises Damaged or UserError."""
     if not folder.exists() and _old(folder).exists():
         # Whoever was about to replace it was killed in between.
         folder = _old(folder)
