@@ -36,6 +36,7 @@ CHECKPOINTERS = {
     "torch": "elastic_adapter.adapters.pytorch.checkpoint",
     "paddle": "elastic_adapter.adapters.paddlepaddle.checkpoint",
 }
+DTYPES = ("float64", "float16", "bfloat16", "int64", "int8", "bool")
 _SUBREAPER = 36
 _PATIENCE_S = 30.0
 
@@ -43,17 +44,20 @@ _PATIENCE_S = 30.0
 class Tiny:
     """A model and an optimizer, all bits of which are a function of how many steps were done."""
 
-    def __init__(self, framework: Any) -> None:
+    def __init__(self, framework: Any, width: int = 96) -> None:
         self.framework = framework
         nn = framework.nn
-        self.model = nn.Sequential(nn.Linear(96, 128), nn.Linear(128, 96))
+        self.model = nn.Sequential(nn.Linear(width, width + 32), nn.Linear(width + 32, width))
         self.parameters = list(self.model.parameters())
+        self.buffers = [framework.zeros([width + 1]).to(getattr(framework, dtype)) for dtype in DTYPES]
+        for dtype, buffer in zip(DTYPES, self.buffers, strict=True):
+            self.model.register_buffer(f"of_{dtype}", buffer)
         if framework.__name__ == "torch":
             self.optimizer = framework.optim.AdamW(self.parameters)
         else:
             self.optimizer = framework.optimizer.AdamW(parameters=self.parameters)
         # It has a state of its own after the first step.
-        self.model(framework.rand([2, 96])).sum().backward()
+        self.model(framework.rand([2, width])).sum().backward()
         self.optimizer.step()
 
     def tensors(self) -> list[Any]:
@@ -61,31 +65,36 @@ class Tiny:
         if self.framework.__name__ == "torch":
             moments = [each[name] for each in state["state"].values() for name in ("exp_avg", "exp_avg_sq")]
         else:
-            # Paddle numbers its parameters: their order is that of the names.
-            moments = [state[name] for name in sorted(state) if "moment" in name]
-        return [*self.parameters, *moments]
+            # By the numbers of their parameters.
+            moments = [state[f"{each.name}_moment{number}_0"] for each in self.parameters for number in (1, 2)]
+        return [*self.parameters, *self.buffers, *moments]
 
     def set(self, done: int) -> None:
         with self.framework.no_grad():
             for index, tensor in enumerate(self.tensors()):
-                values = _values(done, index, tensor)
                 if self.framework.__name__ == "torch":
-                    tensor.copy_(self.framework.from_numpy(values))
+                    tensor.copy_(self._values(done, index, tensor))
                 else:
-                    tensor.set_value(values)
+                    tensor.set_value(self._values(done, index, tensor))
 
     def wrong(self, done: int) -> list[int]:
         """Which tensors are not those of this step, bit by bit."""
         return [
             index
             for index, tensor in enumerate(self.tensors())
-            if tensor.detach().numpy().tobytes() != _values(done, index, tensor).tobytes()
+            if self._bytes(tensor) != self._bytes(self._values(done, index, tensor))
         ]
 
+    def _values(self, done: int, index: int, tensor: Any) -> Any:
+        values = np.random.default_rng([done, index]).random(tuple(tensor.shape), dtype=np.float32) * 200
+        made = self.framework.from_numpy if self.framework.__name__ == "torch" else self.framework.to_tensor
+        # Numbers of truth are true for half of them.
+        return made(values - 100 if "float" in str(tensor.dtype) else values // 100).to(tensor.dtype)
 
-def _values(done: int, index: int, tensor: Any) -> Any:
-    shape = tuple(tensor.shape)
-    return np.random.default_rng([done, index]).standard_normal(shape, dtype=np.float32)
+    def _bytes(self, tensor: Any) -> bytes:
+        if self.framework.__name__ == "torch":
+            return tensor.detach().view(self.framework.uint8).numpy().tobytes()
+        return np.array(tensor).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
