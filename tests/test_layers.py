@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,8 +134,6 @@ def test_core_knows_no_framework_adapter_or_launcher(name):
 @pytest.mark.parametrize("name", sorted(BY_PATH))
 def test_what_runs_by_path_needs_no_package(name):
     """The guard and the bootstrap use the standard library and what lies beside them, nothing installed."""
-    import sys
-
     for imported in imports(modules()[f"core.{name}"]):
         root = imported.split(".")[0]
         assert root in sys.stdlib_module_names or root in BY_PATH[name], imported
@@ -156,6 +156,27 @@ def test_adapters_launch_side_needs_no_framework(name):
         assert imported.split(".")[0] not in {"torch", "paddle"}, imported
         ours = own(imported)
         assert ours is None or ours.split(".")[0] in {"core", "adapters"}, imported
+
+
+@pytest.mark.parametrize(("adapter", "framework"), [("pytorch", "torch"), ("paddlepaddle", "paddle")])
+def test_an_adapter_s_package_is_light(adapter, framework):
+    """It is imported by the launcher as well: neither the framework nor what checkpoints are made of comes with it."""
+    program = f"""
+import sys
+from elastic_adapter.adapters import {adapter}
+assert not {{"{framework}", "numpy"}} & set(sys.modules)
+assert not [name for name in sys.modules if ".checkpoint" in name]
+from elastic_adapter.adapters.{adapter} import ElasticBatchSampler, ElasticSampler
+from elastic_adapter.adapters.{adapter} import Checkpointer, load_checkpoint, save_checkpoint
+assert not {{"{framework}", "numpy"}} & set(sys.modules)
+assert sorted({adapter}.__all__) == {adapter}.__all__
+try:
+    {adapter}.Nonsense
+except AttributeError:
+    print("light")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout == "light\n", ran.stderr
 
 
 def test_only_composition_roots_wire_concrete_things():

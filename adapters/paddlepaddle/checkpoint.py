@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from elastic_adapter.core.checkpoint import checkpointer, paddlestate, single
-from elastic_adapter.core.checkpoint.files import Expected, Skeleton, memory
+from elastic_adapter.core.checkpoint.files import Expected, Skeleton, copy_memory, memory
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.paddlefile import TensorRef, read_paddle
 from elastic_adapter.core.checkpoint.trees import leaves
@@ -62,10 +62,8 @@ class Paddle:
     def copy(self, pieces: Sequence[Any], into: Sequence[memoryview]) -> None:
         """Not by numpy(): that is a copy of its own, and several times as slow."""
         for piece, view in zip(pieces, into, strict=True):
-            if len(view):
-                local = _local(piece)
-                place = ctypes.addressof(ctypes.c_char.from_buffer(view))
-                ctypes.memmove(place, _address(local), len(view))
+            local = _local(piece)
+            copy_memory(_address(local), view)
 
     def views(self, pieces: Sequence[Any]) -> tuple[list[memoryview], object]:
         local = [_local(piece) for piece in pieces]
@@ -152,14 +150,25 @@ class Checkpointer(checkpointer.Checkpointer):
 
 
 def save_checkpoint(
-    path: str, *, model: Any = None, optimizer: Any = None, step: int = 0, scheduler: Any = None, **extra: Any
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    step: int = 0,
+    scheduler: Any = None,
+    **extra: Any,
 ) -> str | None:
     """Save one checkpoint as this folder, and wait for it; see ``single.save``."""
     return single.save(Paddle(), path, single.things(model, optimizer, scheduler, extra), step)
 
 
 def load_checkpoint(
-    path: str, *, model: Any = None, optimizer: Any = None, scheduler: Any = None, trusted: bool = False
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    trusted: bool = False,
 ) -> dict[str, Any]:
     """Load a folder that was saved as a checkpoint, or a file of ``paddle.save``; see ``single.load``."""
     return single.load(Paddle(), path, single.things(model, optimizer, scheduler, {}), trusted=trusted)

@@ -16,7 +16,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -27,9 +27,14 @@ from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, 
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
-from elastic_adapter.core.checkpoint.manifest import ALGORITHMS, is_quarantined, parse_draft, parse_folder
+from elastic_adapter.core.checkpoint.manifest import (
+    ALGORITHMS,
+    is_quarantined,
+    newest_first,
+    parse_folder,
+)
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
-from elastic_adapter.core.checkpoint.own_link import is_being_written
+from elastic_adapter.core.checkpoint.own_link import is_in_use
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
 from elastic_adapter.core.checkpoint.restoring import Restoring, apply_foreign
 from elastic_adapter.core.checkpoint.staging import NoRoom
@@ -94,6 +99,7 @@ class Checkpointer:
         except ValueError as error:
             raise UserError(str(error)) from None
         self._framework: Framework = type(self).framework()
+        _check(model, optimizer, scheduler, extra)
         self._training = Training(model, optimizer, scheduler, sampler, extra, rng, save_optimizer)
         self._restoring = Restoring(self._framework, self._training, trusted=trusted)
         self._finishing = Finishing(verify, md5, keep_last, keep_every)
@@ -107,6 +113,8 @@ class Checkpointer:
         self._done = 0
         self._last = Saved(0, time.monotonic())
         self._loaded: str | None = None
+        # The step that was saved last, or restored: it need not be saved again.
+        self._kept = 0
         self._opened: tuple[Link, Post, Buffers] | None = None
         self._link: Link | None = None
         self._prepared = False
@@ -142,12 +150,13 @@ class Checkpointer:
             except (Damaged, OSError) as error:
                 raise link.not_restored(name, _why(error)) from error
         if post.rank == 0:
-            self._store.sweep(lambda each: _is_mine(each, post) or is_being_written(each))
+            self._store.sweep(lambda each: is_in_use(self._store.root / each, post.generation, post.token))
         if name is None:
             return self._begin(0)
         place = parse_folder(name)
         assert place is not None
         log.info("goes on from %s", self._store.root / name)
+        self._kept = place[0]
         return self._begin(place[0])
 
     def step(self, step: int) -> bool:
@@ -252,6 +261,8 @@ class Checkpointer:
         """After the first step the optimizer has its state: the size of all buffers is known. Raises Refused."""
         _, post, buffers = self._open()
         self._prepared = True
+        if post.rank == 0 and (why := _unwritable(self.folder)):
+            self._tell((f"nothing can be saved in {self.folder}, as it seems: {why}",))
         layout, order = self._laid_out(post, self._done)
         buffers.prepare(_needed(layout, order))
 
@@ -277,6 +288,8 @@ class Checkpointer:
     def _save(self, done: int, *, wait: bool) -> bool:
         link, post, buffers = self._open()
         self._begin_clock(done)
+        if done == self._kept:
+            return True
         layout, order = self._laid_out(post, done)
         buffer = buffers.take(_needed(layout, order), wait=wait)
         self._tell(buffers.notes())
@@ -288,6 +301,7 @@ class Checkpointer:
         )
         assert filled, "a buffer that is free can be filled"
         link.staged(buffer.path, self.folder, done, self._finishing)
+        self._kept = done
         return True
 
     def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
@@ -343,8 +357,8 @@ class Checkpointer:
                 self._put_aside(found.path, _why(error), unread=is_unread(error))
                 broken.append(found.path.name)
                 continue
-            names = [each.name for each in self._store.newest_first() if isinstance(each, Checkpoint)]
-            return Found(tuple(names[names.index(found.name) :]))
+            names = newest_first(self._names())
+            return Found(names[names.index(found.name) :])
         if broken := broken or sorted(filter(is_quarantined, self._names()), reverse=True):
             advice = "to begin from zero, name another folder, or move them away"
             raise NotRestored(f"no checkpoint in {self.folder} is whole ({', '.join(broken[:5])}); {advice}")
@@ -414,17 +428,28 @@ def _folder(folder: str | os.PathLike[str] | None) -> str:
     return os.path.abspath(found)
 
 
+def _check(model: Any, optimizer: Any, scheduler: Any, extra: Any) -> None:
+    """What is passed can be asked for its state."""
+    for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
+        for each in thing.values() if isinstance(thing, Mapping) else (thing,):
+            if each is not None and not hasattr(each, "state_dict"):
+                raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
+    if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
+        raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
+
+
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
-def _is_mine(name: str, post: Post) -> bool:
-    """Whether this generation writes it."""
-    found = parse_draft(name)
-    if found is None:
-        return f".{post.token}." in name
-    return found[1:] == (post.generation, post.token)
+def _unwritable(folder: str) -> str | None:
+    """Why nothing can be written there: better known at the first step than at the first save."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        return error.strerror
+    return None if os.access(folder, os.W_OK) else "it is not writable for this user"
 
 
 def _needed(layout: Layout, order: bytes) -> int:

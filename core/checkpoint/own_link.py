@@ -25,7 +25,7 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
-from elastic_adapter.core.checkpoint.manifest import is_temporary, parse_draft
+from elastic_adapter.core.checkpoint.manifest import parse_draft
 from elastic_adapter.core.checkpoint.saving import missing
 from elastic_adapter.core.checkpoint.staging import FULL, SAVING, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
@@ -38,6 +38,7 @@ _MOST_STEPS = 10_000
 _CLOSE_S = 600.0
 _PARTS_S = 600.0
 _PAUSE_S = 0.05
+_YOUNG_S = 3600.0
 _TRIES = 2
 _FOLDER = re.compile(r"elastic-adapter-([0-9]+)-([0-9]+)-[0-9]+")
 _TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
@@ -183,44 +184,58 @@ class OwnLink:
         with contextlib.suppress(OSError):
             # Before it is needed: it takes a moment.
             self._saver.start()
-        while (part := self._parts.get()) is not None:
+        waiting: list[tuple[Part, float]] = []
+        while True:
             try:
-                why = self._finish(part)
-            except (OSError, ElasticError) as error:
-                why = str(error)
-            if why is not None:
-                self.missed(part.step, why)
-            with self._changed:
-                if why is not None:
-                    self._troubles.append(f"step {part.step} is not saved: {why}")
-                self._unsettled -= 1
-                self._changed.notify_all()
+                part = self._parts.get(timeout=_PAUSE_S if waiting else None)
+            except queue.Empty:
+                pass
+            else:
+                if part is None:
+                    return
+                if self._saved(part):
+                    waiting.append((part, time.monotonic() + _PARTS_S))
+            # In order: what comes later makes an older draft useless.
+            while waiting and self._finished(*waiting[0]):
+                waiting.pop(0)
 
-    def _finish(self, part: Part) -> str | None:
-        """Why it is not saved; None: it is, as far as this rank is concerned."""
+    def _saved(self, part: Part) -> bool:
+        """Write this rank's part; whether there is more to be done for it, once all others have written theirs."""
+        save, *finish = self._requests(part)
+        alone = self._size == 1
+        # All at once where nobody else writes, so that it is finished even if this process is not there any more.
+        why = self._ask(part, [save, *finish] if alone else [save])
+        if why is None and not alone and self._rank == 0:
+            return True
+        self._settle(part, why)
+        return False
+
+    def _finished(self, part: Part, deadline: float) -> bool:
+        """Make a checkpoint of what all have written, if they have; whether nothing more is to be done."""
+        draft = self._draft(part.step)
+        if (why := _missed_by(draft, self._size)) is None:
+            if missing(draft, self._size) and time.monotonic() < deadline:
+                return False
+            # Whoever has not written by now is named by the answer.
+            why = self._ask(part, self._requests(part)[1:])
+        self._settle(part, why)
+        return True
+
+    def _settle(self, part: Part, why: str | None) -> None:
+        if why is not None:
+            self.missed(part.step, why)
+        with self._changed:
+            if why is not None:
+                self._troubles.append(f"step {part.step} is not saved: {why}")
+            self._unsettled -= 1
+            self._changed.notify_all()
+
+    def _requests(self, part: Part) -> list[dict[str, object]]:
         which = {"root": part.root, "step": part.step, "generation": 0, "token": self._token}
         finishing = asdict(part.finishing)
         prepare = {**which, "world_size": self._size, **{name: finishing[name] for name in ("verify", "md5")}}
         publish = {**which, **{name: finishing[name] for name in ("keep_last", "keep_every")}}
-        save: dict[str, object] = {"save": str(part.buffer)}
-        finish: list[dict[str, object]] = [{"prepare": prepare}, {"publish": publish}]
-        if self._size == 1:
-            # All at once, so that it is finished even if this process is not there any more.
-            return self._ask(part, [save, *finish])
-        why = self._ask(part, [save])
-        if why is not None or self._rank:
-            return why
-        return self._others(part.step) or self._ask(part, finish)
-
-    def _others(self, step: int) -> str | None:
-        """Wait for the parts of all ranks; why one will not come. Whoever takes too long is named by the next one."""
-        draft, deadline = self._draft(step), time.monotonic() + _PARTS_S
-        while missing(draft, self._size) and time.monotonic() < deadline:
-            for rank in range(1, self._size):
-                with contextlib.suppress(OSError):
-                    return f"rank {rank}: {(draft.path / f'missed.{rank}').read_text()}"
-            time.sleep(_PAUSE_S)
-        return None
+        return [{"save": str(part.buffer)}, {"prepare": prepare}, {"publish": publish}]
 
     def _ask(self, part: Part, requests: Sequence[dict[str, object]]) -> str | None:
         """Have the saver do this. One that dies is replaced, and asked again for what is not done, once."""
@@ -230,8 +245,10 @@ class OwnLink:
             except SaverLost as lost:
                 why = str(lost)
                 requests = [each for each in requests if "save" not in each or _holds(part.buffer)]
+            except OSError as error:
+                why = f"the process that writes checkpoints can't be started ({error})"
             else:
-                return next((str(answer["failed"]) for answer in answers if "failed" in answer), None)
+                return next(filter(None, map(_why_not, answers)), None)
         _release(part.buffer)
         return f"{why}, again and again"
 
@@ -242,11 +259,14 @@ class Saver:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        # A data loader that outlives this process must not keep the saver from seeing that it is gone.
+        os.register_at_fork(after_in_child=self._forget)
 
     def start(self) -> None:
         """A new one, unless there is one."""
-        if self._channel is not None:
+        if self._channel is not None and self._process is not None and self._process.poll() is None:
             return
+        self.close()
         self._channel, theirs = socket.socketpair()
         with theirs:
             # In a session of its own: a Ctrl-C ends the training, and not what is being written.
@@ -263,17 +283,17 @@ class Saver:
 
     def ask(self, requests: Sequence[dict[str, object]]) -> list[dict[str, Any]]:
         """All of the requests, and then all of their answers."""
-        try:
-            self.start()
-            assert self._channel is not None
+        self.start()
+        assert self._channel is not None
+        answers: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError):
             for request in requests:
                 frames.write(self._channel.fileno(), request)
-            answers = [frames.read(self._channel.fileno()) for _ in requests]
-        except OSError as error:
-            raise SaverLost(f"the process that writes checkpoints is gone ({error.strerror}){self._ended()}") from error
-        if None in answers:
+            while len(answers) < len(requests) and (answer := frames.read(self._channel.fileno())) is not None:
+                answers.append(answer)
+        if len(answers) < len(requests):
             raise SaverLost(f"the process that writes checkpoints has ended{self._ended()}")
-        return [answer for answer in answers if answer is not None]
+        return answers
 
     def close(self) -> None:
         """It ends by itself, when it has done what it was asked for."""
@@ -283,6 +303,10 @@ class Saver:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
+
+    def _forget(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
 
     def _ended(self) -> str:
         """How, in words; the next one is asked anew."""
@@ -299,12 +323,22 @@ def next_check(done: int, now: float, last: tuple[int, float] | None) -> int:
     return done + (max(1, min(int(CHECK_S / pace), _MOST_STEPS)) if pace > 0 else _MOST_STEPS)
 
 
-def is_being_written(name: str) -> bool:
-    """Whether a draft, or a buffer beside checkpoints, is of a program that still runs on this machine."""
-    found = parse_draft(name)
-    token = found[2] if found is not None else name.split(".")[-2] if is_temporary(name) else ""
-    parts = _TOKEN.fullmatch(token)
-    return parts is not None and parts[1] == _host() and _started(int(parts[2])) == parts[3]
+def is_in_use(path: Path, generation: int, token: str) -> bool:
+    """Whether somebody may still want this draft, or this buffer beside checkpoints.
+
+    Of our own token, what this generation writes. Of another one's, what a program on this machine writes that still
+    runs; and whatever is young: it may be a training's on another machine, and we only want to see how that is.
+    """
+    found = parse_draft(path.name)
+    if f".{token}." in path.name:
+        return found is None or found[1] == generation
+    parts = _TOKEN.fullmatch(path.name.split(".")[-2])
+    if parts is not None and parts[1] == _host():
+        return _started(int(parts[2])) == parts[3]
+    with contextlib.suppress(OSError):
+        times = [path.stat().st_mtime, *(each.stat().st_mtime for each in path.iterdir())] if path.is_dir() else []
+        return time.time() - max(times, default=path.stat().st_mtime) < _YOUNG_S
+    return False
 
 
 def _place(group: Group | None) -> tuple[int, int]:
@@ -354,6 +388,23 @@ def _started(pid: int) -> str | None:
 
 def _host() -> str:
     return re.sub(r"[^0-9A-Za-z]", "-", socket.gethostname())
+
+
+def _why_not(answer: dict[str, Any]) -> str | None:
+    if "failed" in answer:
+        return str(answer["failed"])
+    published = answer.get("published", {})
+    if published.get("existed"):
+        return f"{published['path']} was there before, and stays as it is: restore() it, or name another folder"
+    return None
+
+
+def _missed_by(draft: Draft, size: int) -> str | None:
+    """Why a part will not come, if its rank has said so."""
+    for rank in range(1, size):
+        with contextlib.suppress(OSError):
+            return f"rank {rank}: {(draft.path / f'missed.{rank}').read_text()}"
+    return None
 
 
 def _holds(path: Path) -> bool:

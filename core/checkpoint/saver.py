@@ -24,7 +24,7 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.order import Order, order_from_bytes
 from elastic_adapter.core.checkpoint.saving import prepare, write_part
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
-from elastic_adapter.core.checkpoint.store import Store
+from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.errors import ElasticError
 
 _IO_PRIORITY_IDLE = 3 << 13
@@ -110,10 +110,13 @@ def publish(
 ) -> dict[str, object]:
     """Make it a checkpoint. Only then others are deleted: those not kept, and drafts that it has overtaken."""
     store = Store(Path(root))
-    place = store.begun(step, generation, token).publish()
+    draft = store.begun(step, generation, token)
+    # Not by us: then what is there stays as it is, and what we have is of no use.
+    existed = draft.path.exists() and isinstance(store.look(draft.place.name), Checkpoint)
+    place = draft.publish()
     pruned = store.prune(keep_last, keep_every)
     store.sweep_overtaken(step, generation, token)
-    return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned)}
+    return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned), "existed": existed}
 
 
 def _step_back() -> None:

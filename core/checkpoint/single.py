@@ -38,7 +38,7 @@ def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) ->
     return Training(model, optimizer, scheduler, extra=extra)
 
 
-def save(framework: Framework, path: str, training: Training, step: int) -> str | None:
+def save(framework: Framework, path: str | os.PathLike[str], training: Training, step: int) -> str | None:
     """Write all of it to this folder, and return when it is on disk: its path. Ranks but 0 write nothing: None.
 
     An older one of the same name is there until the new one is whole. Raises OSError, or Refused for what could not be
@@ -65,12 +65,15 @@ def save(framework: Framework, path: str, training: Training, step: int) -> str 
     return str(folder)
 
 
-def load(framework: Framework, path: str, training: Training, *, trusted: bool = False) -> dict[str, Any]:
+def load(
+    framework: Framework, path: str | os.PathLike[str], training: Training, *, trusted: bool = False
+) -> dict[str, Any]:
     """Put a folder of ``save`` or of a Checkpointer, or a file of the framework's own, back into these things.
 
     What else was saved is in the dict that is returned: the step, and whatever was passed beside it. Raises Damaged,
     Refused, Misfit or UserError.
     """
+    path = os.fspath(path)
     if os.path.isfile(path):
         state = framework.read_trusting(path) if trusted else framework.read(path)
         apply_foreign(framework, training, path, state)

@@ -200,6 +200,8 @@ class Store:
 
     def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
         """Delete what need not be kept. Each is put out of sight first, so that none is ever half deleted."""
+        if keep_last is None:
+            return ()
         complete = [each.name for each in self.newest_first() if isinstance(each, Checkpoint)]
         gone = obsolete(complete, keep_last, keep_every)
         for name in gone:

@@ -185,7 +185,9 @@ def test_the_saver(framework, shared, tmp_path):
         for _ in range(2):
             saver.ask({"publish": {**which, "keep_last": 1}})
             path = str(root / NAME)
-            assert saver.answer() == {"published": {"path": path, "name": NAME, "step": 40, "pruned": []}}
+            assert saver.answer() == {
+                "published": {"path": path, "name": NAME, "step": 40, "pruned": [], "existed": False}
+            }
             assert os.listdir(root) == [NAME]
         saver.ask({"prepare": {**which, "world_size": 1}})
         assert saver.answer()["prepared"]["name"] == NAME
