@@ -139,6 +139,7 @@ class Told:
 
     trial: int
     plan: Plan
+    pid: int = 0
     restored: int | None = None
     committed: list[int] = field(default_factory=list)
     # What was said to have gone wrong, by the program itself.
@@ -256,6 +257,7 @@ def kill(pid: int | None) -> None:
 
 def attempt(framework: Any, root: Path, plan: Plan, told: Told) -> None:
     training = Training(framework, root, plan)
+    told.pid = training.pid
     wanted = 5 if not plan.victims else plan.after or 0
     if not training.wait(wanted):
         told.wrong.append("it does not save")
