@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,14 +20,18 @@ import pytest
 
 from elastic_adapter.core.checkpoint import paddlestate, torchstate
 from elastic_adapter.core.checkpoint.files import Damaged, Expected, Refused
+from elastic_adapter.core.checkpoint.link import NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import MANIFEST, _sealed, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
 from elastic_adapter.core.checkpoint.saving import prepare, write_part
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Broken, Store
+from elastic_adapter.core.errors import ElasticError
 from helpers import killed
 from helpers.frameworks import imported
+from helpers.kills import CHECKPOINTERS, Tiny
 
+FAULTS = int(os.environ.get("FAULTS", "100"))
 FILES = {"torch": ("model.pt", "optimizer.pt"), "paddle": ("model.pdparams", "optimizer.pdopt")}
 
 
@@ -278,6 +284,119 @@ def test_a_manifest_that_was_sealed_by_others(root, place, change, words):
     assert words in why_not(root)
 
 
+class Restoring:
+    """A link for who only restores."""
+
+    def __init__(self, folder):
+        self._post = Post(0, 1, 0, folder, "slot", "token")
+
+    def open(self, root):
+        return self._post
+
+    def resume(self, find):
+        return next(iter(find().names), None)
+
+    def troubles(self):
+        return ()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def trained(framework, tmp_path_factory):
+    """A training of which two steps are saved, by all that takes part in that."""
+    root, tiny = tmp_path_factory.mktemp(f"trained-{framework.__name__}"), Tiny(framework, 3)
+    checkpointer = import_module(CHECKPOINTERS[framework.__name__]).Checkpointer
+    with checkpointer(root, model=tiny.model, optimizer=tiny.optimizer, extra={"note": "7"}, every_steps=1) as ckpt:
+        for step in (0, 1):
+            tiny.set(step + 1)
+            ckpt.step(step)
+    assert sorted(os.listdir(root)) == [folder_name(1, 0), folder_name(2, 0)]
+    return root
+
+
+@pytest.fixture
+def restore(framework, trained, tmp_path):
+    """Restore from a copy of it: the step that was found, and what of the state is not of that step."""
+    root = tmp_path / "checkpoints"
+    shutil.copytree(trained, root)
+    tiny = Tiny(framework, 3)
+    checkpointer = import_module(CHECKPOINTERS[framework.__name__]).Checkpointer
+    made = checkpointer(root, model=tiny.model, optimizer=tiny.optimizer, extra={}, link=Restoring(tmp_path))
+
+    def restored():
+        tiny.set(99)
+        step = made.restore()
+        return step, tiny.wrong(step)
+
+    return root, restored
+
+
+def test_restoring_what_is_whole(restore):
+    """The newest, every bit of it."""
+    root, restored = restore
+    assert restored() == (2, [])
+    assert sorted(os.listdir(root)) == [folder_name(1, 0), folder_name(2, 0)]
+
+
+# Of each file, so many of the places where something begins.
+MOST = 40
+
+
+@pytest.mark.timeout(300)
+def test_a_flipped_bit_is_never_restored(restore, caplog):
+    """In whatever part of whatever file it is: that checkpoint is put aside, and the one before is restored."""
+    caplog.set_level("ERROR")
+    root, restored = restore
+    place, aside = root / folder_name(2, 0), root / f"{folder_name(2, 0)}.broken"
+    missed = []
+    for path, tensors in entries_of(place):
+        edges = borders(path, tensors)
+        some = edges[:: max(1, len(edges) // MOST)]
+        for at in sorted({0, *some, *(each - 1 for each in edges[-2:])} & set(range(path.stat().st_size))):
+            with Flipped(path, at):
+                try:
+                    found = restored()
+                except ElasticError as error:
+                    found = f"{type(error).__name__}: {error}"
+            if found != (1, []) or not aside.exists():
+                missed.append((path.name, at, found))
+            if aside.exists():
+                os.rename(aside, place)
+    assert missed == []
+    assert restored() == (2, [])
+
+
+@pytest.mark.parametrize("how", ["missing", "cut short", "longer", "empty"])
+def test_a_file_that_is_not_whole_is_never_restored(restore, how):
+    """Each of them in turn, the manifest included."""
+    root, restored = restore
+    place, aside = root / folder_name(2, 0), root / f"{folder_name(2, 0)}.broken"
+    for path, _ in entries_of(place):
+        data = path.read_bytes()
+        path.unlink()
+        if how != "missing":
+            path.write_bytes({"cut short": data[:-1], "longer": data + b"\0", "empty": b""}[how])
+        assert restored() == (1, []), path.name
+        os.rename(aside, place)
+        path.write_bytes(data)
+    (place / "notes.txt").write_text("mine")
+    assert restored() == (2, [])
+
+
+def test_nothing_that_is_whole(restore):
+    """Is no reason to begin from zero: somebody has to look at it."""
+    root, restored = restore
+    for step in (1, 2):
+        path = root / folder_name(step, 0) / MANIFEST
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(NotRestored, match=r"no checkpoint .* is whole"):
+        restored()
+    with pytest.raises(NotRestored, match=r"no checkpoint .* is whole"):
+        restored()
+
+
 @pytest.fixture
 def in_memory():
     """A folder where fsync takes no time."""
@@ -322,3 +441,36 @@ def test_a_saver_that_is_killed_before_any_of_its_calls(left):
         assert each["names"] == [folder_name(20, 1), folder_name(30, 1)], each
     # They were killed everywhere: before it was a checkpoint, before and after others were deleted.
     assert {tuple(left) for each in trials for left in each["left"]} == {(20, 10), (30, 20, 10), (30, 20)}
+
+
+@pytest.mark.parametrize("name", ["torch", "paddle"])
+@pytest.mark.timeout(60 + 5 * FAULTS)
+def test_trainings_that_are_killed_while_they_save(name, tmp_path):
+    """The worker, its saver or both, at any moment: what was told as saved is there, and all that is there is whole.
+
+    Each training goes on from what the one before it left, sometimes while that one's saver is still at work.
+    """
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    root = tmp_path / "checkpoints"
+    environ = {each: value for each, value in os.environ.items() if each != "PYTHONDONTWRITEBYTECODE"}
+    # Only a process of one thread can be forked.
+    environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    argv = [sys.executable, "-W", "ignore", "-m", "helpers.kills", name, str(root), "20261116", str(FAULTS)]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trials = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(trials) == FAULTS + 1
+    assert [(each["trial"], each["plan"], each["wrong"]) for each in trials if each["wrong"]] == []
+    assert "Traceback" not in done.stderr
+    # They were killed in the middle of a save, and saved in between.
+    assert any(each["drafts"] for each in trials)
+    assert any(each["went_on"] for each in trials)
+    assert sum(len(each["committed"]) for each in trials) > FAULTS // 2
+    # The last one ended by itself, and has cleaned up behind all others.
+    last = trials[-1]
+    assert last["closed"]
+    step = last["committed"][-1]
+    found = [each for each in os.listdir(root) if "pruned" not in each]
+    assert sorted(found) == [folder_name(each, 0) for each in (step - 2, step - 1, step)]
+    assert [each["pid"] for each in trials if list(Path("/dev/shm").glob(f"elastic-adapter-{each['pid']}-*"))] == []
