@@ -1408,6 +1408,7 @@ class Story:
             "kill": lambda rank: self.exit(int(rank), signal=signal.SIGKILL),
             "crash": lambda rank: self.exit(int(rank), signal=signal.SIGSEGV),
             "wait": lambda seconds: self.wait(float(seconds)),
+            "due": lambda _: self.pass_deadline(),
             "progress": self._progressed,
             "dumped": self._dumped,
             "fit": lambda node: self.tell(NodeChecked(node)),
