@@ -1031,16 +1031,16 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     limit = job.config.hold_timeout_s
     if limit is not None and now >= phase.since + limit:
         return _finish(job, Failed(f"no replacement came in {limit:g} s: {phase.reason}"), now)
+    until = doubt_until(job)
+    if until is not None and now >= until:
+        # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
+        return _try_to_form(replace(job, doubtful=(), broken=True), now)
     if in_flight(job) is not None and phase.save_until is not None and now >= phase.save_until:
         after, commands = _try_to_form(replace(job, phase=replace(phase, save_until=None)), now)
         return after, (
             Tell("the checkpoint that was being written is not waited for any longer", "checkpoint"),
             *commands,
         )
-    until = doubt_until(job)
-    if until is not None and now >= until:
-        # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
-        return _try_to_form(replace(job, doubtful=(), broken=True), now)
     reminded = replace(phase, remind_at=now + _REMIND_S)
     return replace(job, phase=reminded), (
         Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}", "hold"),
@@ -1052,7 +1052,7 @@ def _drain(job: Job, world: World, now: float) -> Step:
     reason = f"{newcomers} joined"
     phase = Draining(until=now + job.config.drain_s, reason=reason)
     directive = Drain(world.generation, job.config.drain_s, reason)
-    return replace(job, phase=phase), (
+    return replace(job, phase=phase, saves=replace(job.saves, ask=None)), (
         Tell(f"generation {world.generation} drains: {reason}", "drain"),
         *_send_to(job, world.nodes, directive),
     )

@@ -167,6 +167,9 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
         return Job(config, Finished(record.outcome), world=record.world, history=record.history)
     if record.world is None:
         return Job(config, _gathering(now), history=record.history)
+    # Of the world that runs, what failed is told again by who saw it, and judged then.
+    inquest = record.inquest
+    inquest = None if inquest is None or inquest.generation == record.world.generation else inquest
     return Job(
         config,
         Running(finished=record.finished, pulse=Pulse(now)),
@@ -175,7 +178,7 @@ def resume(config: JobConfig, record: Record, now: float) -> Job:
         absent=frozenset(record.world.nodes),
         taken=((record.world.generation, record.world.master),),
         # Those who are to be told come first.
-        inquest=None if record.inquest is None else replace(record.inquest, until=now + STORY_S),
+        inquest=None if inquest is None else replace(inquest, until=now + STORY_S),
         checkpoints=record.checkpoints,
     )
 

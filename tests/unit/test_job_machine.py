@@ -18,6 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from elastic_adapter.core import hang
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.events import (
+    CheckpointerOpened,
+    CheckpointPrepared,
+    CheckpointPublished,
+    CheckpointsFound,
     Commit,
     Event,
     MemberJoined,
@@ -31,9 +35,13 @@ from elastic_adapter.core.events import (
     NodeProgressed,
     NodeStopped,
     PortsOffered,
+    RestoreFailed,
+    SaveWanted,
     Send,
     Severed,
+    ShardReported,
     StacksDumped,
+    StepsReached,
     StopRequested,
     TimePassed,
     WorkerErred,
@@ -47,15 +55,18 @@ from elastic_adapter.core.model import (
     Level,
     Mark,
     Member,
+    Part,
+    Publish,
     Run,
+    Shard,
     StackReport,
     Succeeded,
     Wait,
     World,
 )
 from elastic_adapter.core.restart import History, RestartPolicy
-from elastic_adapter.core.state import Draining, Finished, Gathering, Holding, Job, Running, deadline
-from elastic_adapter.core.testing import Act, BrokenRule, Story, exit_of, job_config
+from elastic_adapter.core.state import Closing, Draining, Finished, Gathering, Holding, Job, Running, deadline
+from elastic_adapter.core.testing import Act, BrokenRule, Story, checkpoint, exit_of, job_config
 
 NODES = ("a", "b", "c", "d", "e", "f")
 # A rule's own choices: those can be made simpler by hypothesis when a rule is broken.
@@ -81,6 +92,8 @@ def some_config(rng: Random) -> JobConfig:
         check_after=rng.choice((0, 0, 1, 2)),
         hang_timeout_s=rng.choice((None, None, 40.0)),
         start_timeout_s=rng.choice((None, None, 70.0)),
+        join_at_checkpoint=rng.random() < 0.3,
+        save_wait_s=rng.choice((30.0, 30.0, 0.0)),
     )
 
 
@@ -99,6 +112,8 @@ class JobMachine(RuleBasedStateMachine):
         config = some_config(rng)
         self.story = Story(config, self.act)
         self.reports_drained = rng.random() < 0.5
+        # Whether nodes do what they are asked to do about checkpoints once the faults stop.
+        self.saves = rng.random() < 0.7
         # What may be heard again: ports are left out, because an agent never offers a used one again.
         self.heard: list[Event] = []
         for node in NODES[: config.min_nodes + rng.choice((0, 0, 1, 2, -1))]:
@@ -138,14 +153,22 @@ class JobMachine(RuleBasedStateMachine):
             if rng.random() < 0.4:
                 self.tell(MemberLost(node, "its lease ended", proven=rng.random() < 0.5))
                 return
-            slots = next(each.slots for each in self.world.placements if each.node == node)
-            running = rng.choice((self.story.generation, None))
-            checking = running is None and rng.random() < 0.2
-            seen = rng.choice((self.story.generation, self.story.generation, self.story.generation - 1))
-            rank = min(self.world.ranks(node))
-            exits = (exit_of(rank, rng.choice((0, 1)), node=node, generation=seen),) if rng.random() < 0.3 else ()
-            ports = rng.randint(0, 2)
-            self.story.join(node, running, slots=slots, ports=ports, seen=seen, exits=exits, checking=checking)
+            self.return_from_silence(node, rng)
+
+    def return_from_silence(self, node: str, rng: Random) -> None:
+        slots = next(each.slots for each in self.world.placements if each.node == node)
+        if rng.random() < 0.5:
+            self.story.come_back(node, slots=slots, ports=rng.randint(0, 2))
+            return
+        running = rng.choice((self.story.generation, None))
+        checking = running is None and rng.random() < 0.2
+        seen = rng.choice((self.story.generation, self.story.generation, self.story.generation - 1))
+        rank = min(self.world.ranks(node))
+        exits = (exit_of(rank, rng.choice((0, 1)), node=node, generation=seen),) if rng.random() < 0.3 else ()
+        desk = self.story.desk(node)
+        told = {"savers": tuple(desk.savers), "shards": tuple(desk.shards.values()), "found": desk.found}
+        ports = rng.randint(0, 2)
+        self.story.join(node, running, slots=slots, ports=ports, seen=seen, exits=exits, checking=checking, **told)
 
     @rule(rng=CHOICES)
     def sever(self, rng: Random) -> None:
@@ -163,7 +186,11 @@ class JobMachine(RuleBasedStateMachine):
         if self.present:
             node = rng.choice(sorted(self.present))
             running = rng.choice((self.story.generation, self.story.generation - 1)) or None
-            self.story.join(node, slots=self.present[node].slots, ports=rng.randint(0, 2), running=running)
+            slots = self.present[node].slots
+            if rng.random() < 0.5:
+                self.story.come_back(node, running=running, slots=slots, ports=rng.randint(0, 2))
+            else:
+                self.story.join(node, slots=slots, ports=rng.randint(0, 2), running=running)
 
     @rule(rng=CHOICES)
     def go(self, rng: Random) -> None:
@@ -207,7 +234,8 @@ class JobMachine(RuleBasedStateMachine):
         """Ports that replace the earlier ones; the offer may be older than the world that took one of them."""
         if self.present:
             node = rng.choice(sorted(self.present))
-            late = {world.master.port for world in self.story.referee.worlds[-3:] if rng.random() < 0.3}
+            own = [world.master.port for world in self.worlds_led[-3:] if world.nodes[0] == node]
+            late = [port for port in own if rng.random() < 0.3]
             seen = self.story.generation - (3 if late else rng.randint(0, 1))
             self.story.tell(PortsOffered(node, (*late, *self.story.fresh_ports(rng.randint(0, 2))), seen))
 
@@ -270,7 +298,7 @@ class JobMachine(RuleBasedStateMachine):
     def hear_twice(self, rng: Random) -> None:
         """A message that comes twice in a row does nothing the second time."""
         before, last = self.story.job, self.story.last
-        if last in self.heard[-1:] and not isinstance(last, TimePassed):
+        if last in self.heard[-1:] and not isinstance(last, TimePassed | StopRequested):
             self.story.tell(last)
             if self.story.job != before or self.story.commands:
                 raise BrokenRule(f"{last} counts once")
@@ -279,11 +307,172 @@ class JobMachine(RuleBasedStateMachine):
     def end(self, rng: Random) -> None:
         """A job that is over stays over, whoever comes, and the next one begins. Rarely somebody stops it."""
         if rng.random() < 0.1:
-            self.tell(StopRequested("a", signal.SIGINT))
+            self.tell(StopRequested("a", rng.choice((signal.SIGINT, signal.SIGTERM))))
         if isinstance(self.story.job.phase, Finished):
             self.story.join("a")
             self.story.wait(100.0)
             self.begin(rng)
+
+    @rule(rng=CHOICES)
+    def open_savers(self, rng: Random) -> None:
+        """One rank saves checkpoints, or all of them; and a stray message of one."""
+        if self.world is None:
+            return
+        some = [rng.randrange(self.world.world_size)]
+        for rank in range(self.world.world_size) if rng.random() < 0.7 else some:
+            self.tell(CheckpointerOpened(self.story.node_of(rank), self.story.generation, rank))
+        if rng.random() < 0.2:
+            self.tell(CheckpointerOpened(rng.choice(NODES), self.story.generation - rng.choice((0, 1)), some[0]))
+
+    @rule(rng=CHOICES)
+    def want_save(self, rng: Random) -> None:
+        self.tell(SaveWanted(rng.choice(NODES), self.story.generation - rng.choice((0, 0, 1)), "it is time"))
+
+    @rule(rng=CHOICES)
+    def reach(self, rng: Random) -> None:
+        """Nodes say how far they are, asked or not."""
+        number = self.story.job.saves.asked - rng.choice((0, 0, 0, 1))
+        for node in self.world.nodes if self.world is not None else ():
+            if rng.random() < 0.9:
+                self.tell(
+                    StepsReached(node, self.story.generation - rng.choice((0,) * 9 + (1,)), number, self.a_step(rng))
+                )
+
+    @rule(rng=CHOICES)
+    def save_all(self, rng: Random) -> None:
+        """All ranks stage or write their part; mostly of the checkpoint that was asked for."""
+        if self.world is not None:
+            at, part = self.a_step(rng), rng.choice((Part.STAGED, Part.WRITTEN))
+            for rank in range(self.world.world_size):
+                self.report(Shard(rank, at, part), self.story.node_of(rank), self.story.generation)
+
+    @rule(rng=CHOICES)
+    def save_one(self, rng: Random) -> None:
+        """One rank, perhaps of a world that is over, on a node that it may not be on."""
+        if self.world is not None:
+            rank = rng.randrange(self.world.world_size)
+            node = rng.choice((self.story.node_of(rank), self.story.node_of(rank), rng.choice(NODES)))
+            part = rng.choice((Part.STAGED, Part.WRITTEN, Part.WRITTEN, Part.MISSED))
+            why = "its disk is full" if part is Part.MISSED else ""
+            self.report(
+                Shard(rank, self.a_step(rng), part, why), node, self.story.generation - rng.choice((0, 0, 0, 1))
+            )
+
+    @rule(rng=CHOICES)
+    def prepare(self, rng: Random) -> None:
+        """Rank 0's node does what it was asked to do, fails to, or somebody says so who was not asked."""
+        if self.world is None:
+            return
+        if rng.random() < 0.7 and self.fulfil(rng, trouble=rng.random() < 0.15):
+            return
+        node, generation, at = rng.choice(NODES), self.story.generation - rng.choice((0, 0, 1)), self.a_step(rng)
+        self.tell(CheckpointPrepared(node, generation, at, checkpoint(at, generation).uri))
+        self.tell(CheckpointPublished(node, generation, at, pruned=(checkpoint(at, generation).name,)))
+
+    @rule(rng=CHOICES)
+    def enter(self, rng: Random) -> None:
+        """The ledger's answer comes; whether it can be reached changes now and then."""
+        self.story.ledger_answers = rng.random() < 0.8
+        if self.story.answers:
+            self.story.tell(self.story.answers.pop(0))
+
+    @rule(rng=CHOICES)
+    def save_well(self, rng: Random) -> None:
+        """A checkpoint as it should be, asked for or not."""
+        if self.world is not None:
+            self.open_savers(rng)
+            self.answer(self.a_step(rng))
+
+    @rule(rng=CHOICES)
+    def find(self, rng: Random) -> None:
+        """Rank 0, or somebody else, has looked what there is to go on from."""
+        if self.world is not None:
+            node = rng.choice((self.world.nodes[0], self.world.nodes[0], rng.choice(NODES)))
+            found = tuple(checkpoint(at, 0) for at in (7, 5, 3)[: rng.randint(0, 3)])
+            self.tell(CheckpointsFound(node, self.story.generation - rng.choice((0, 0, 1)), found))
+
+    @rule(rng=CHOICES)
+    def fail_to_restore(self, rng: Random) -> None:
+        """A rank can't load what it was told to, or something that nobody told it to."""
+        if self.world is not None and rng.random() < 0.5:
+            rank = rng.randrange(self.world.world_size)
+            node = rng.choice((self.story.node_of(rank), self.story.node_of(rank), rng.choice(NODES)))
+            names = [each.name for each in self.story.referee.clerk.ledger] or ["step-9-9"]
+            name = rng.choice((names[0], rng.choice(names), "step-9-9"))
+            generation = self.story.generation - rng.choice((0, 0, 1))
+            self.tell(RestoreFailed(node, generation, rank, name, "a checksum is wrong"))
+
+    @rule(rng=CHOICES)
+    def change_leader(self, rng: Random) -> None:
+        """Somebody else leads. Most nodes come at once, and tell what they know."""
+        if isinstance(self.story.job.phase, Finished) or rng.random() < 0.5:
+            return
+        running = isinstance(self.story.job.phase, Running | Draining)
+        here = sorted(self.present.items())
+        rng.shuffle(here)
+        self.story.change_leader()
+        self.heard.clear()
+        for node, known in here:
+            if isinstance(self.story.job.phase, Finished):
+                return
+            if rng.random() < 0.85 and node not in self.present:
+                placed = self.world is not None and node in self.world.nodes
+                state = {"slots": known.slots, "ports": rng.randint(0, 2), "warm": known.warm}
+                if placed and running:
+                    self.story.come_back(node, **state)
+                else:
+                    self.story.join(node, seen=self.story.generation, **state)
+
+    def a_step(self, rng: Random) -> int:
+        ask = self.story.job.saves.ask
+        asked = ask.step if ask is not None and ask.step is not None else None
+        return asked if asked is not None and rng.random() < 0.7 else rng.choice((10, 20, 30, 40, 50))
+
+    def report(self, shard: Shard, node: str, generation: int) -> None:
+        self.tell(ShardReported(node, generation, shard))
+
+    def fulfil(self, rng: Random | None = None, *, trouble: bool = False) -> bool:
+        """Rank 0's node does the first thing that it was told to; whether there was one."""
+        clerk, generation = self.story.referee.clerk, self.story.generation
+        due = sorted(clerk.due, key=str)
+        if not due or self.world.nodes[0] not in self.present:
+            return False
+        kind, at = due[0] if rng is None else rng.choice(due)
+        host = self.world.nodes[0]
+        if kind is Publish:
+            old = [each.name for each in clerk.ledger[1:]]
+            pruned = (rng.choice(old),) if rng is not None and old and rng.random() < 0.3 else ()
+            self.tell(CheckpointPublished(host, generation, at, "it is full" if trouble else "", pruned))
+        elif trouble:
+            self.tell(CheckpointPrepared(host, generation, at, trouble="its disk is full"))
+        else:
+            self.tell(CheckpointPrepared(host, generation, at, checkpoint(at, generation).uri))
+        return True
+
+    def answer(self, otherwise: int | None = None) -> None:
+        """Nodes and ranks do all that they were asked to, and what they are at."""
+        if self.world is None or not isinstance(self.story.job.phase, Running | Holding | Closing):
+            return
+        before = self.story.generation
+        ask = self.story.job.saves.ask
+        for node in self.world.nodes if ask is not None and ask.step is None else ():
+            if node in self.present:
+                self.tell(StepsReached(node, before, ask.number, 60))
+        ask = self.story.job.saves.ask
+        at = ask.step if ask is not None else otherwise
+        staged = {} if at is None or self.story.job.absent else {at: set(range(self.world.world_size))}
+        for at, ranks in {**self.story.referee.clerk.staged, **staged}.items():
+            for rank in sorted(ranks):
+                if self.story.generation == before and self.story.node_of(rank) in self.present:
+                    self.report(Shard(rank, at, Part.WRITTEN), self.story.node_of(rank), before)
+        self.story.ledger_answers = True
+        for _ in range(20):
+            if self.story.generation != before or isinstance(self.story.job.phase, Finished):
+                return
+            if self.story.answers:
+                self.story.tell(self.story.answers.pop(0))
+            elif not self.fulfil():
+                return
 
     @rule(rng=CHOICES)
     def rest(self, rng: Random) -> None:
@@ -299,6 +488,12 @@ class JobMachine(RuleBasedStateMachine):
     @property
     def world(self) -> World | None:
         return self.story.job.world
+
+    @property
+    def worlds_led(self) -> list[World]:
+        """Those whose ports whoever leads knows."""
+        referee = self.story.referee
+        return referee.worlds[max(0, referee.inherited - 1) :]
 
     @property
     def silent(self) -> set[str]:
@@ -320,6 +515,8 @@ class JobMachine(RuleBasedStateMachine):
         match job.phase:
             case Draining():
                 raise BrokenRule("a drain ends")
+            case Closing():
+                raise BrokenRule("a job that is over ends")
             case Gathering() | Holding():
                 if present >= referee.required:
                     raise BrokenRule(f"{present} nodes are here, {referee.required} are enough, and yet: {job.phase}")
@@ -332,6 +529,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def calm_down(self) -> None:
         """The silent ones are lost, the cold ones ready, agents without a port offer one, deadlines pass."""
+        self.story.ledger_answers = True
         for node in sorted(self.silent):
             self.story.tell(MemberLost(node, "its lease ended", proven=False))
         for node in sorted(self.present):
@@ -343,10 +541,14 @@ class JobMachine(RuleBasedStateMachine):
                     self.story.tell(NodeDrained(node, self.story.generation))
             for node in sorted(self.story.referee.checking):
                 self.story.tell(NodeChecked(node))
+            if self.saves:
+                self.answer()
+            while self.story.answers:
+                self.story.tell(self.story.answers.pop(0))
             if not self.only_a_hang_is_due():
                 self.story.pass_deadline()
         quiet = deadline(self.story.job) is None or self.only_a_hang_is_due()
-        if not quiet and not isinstance(self.story.job.phase, Gathering | Holding):
+        if not quiet and not isinstance(self.story.job.phase, Gathering | Holding) and not self.asks_for_ever():
             raise BrokenRule("deadlines come to an end")
 
     def only_a_hang_is_due(self) -> bool:
@@ -356,6 +558,10 @@ class JobMachine(RuleBasedStateMachine):
             return False
         return deadline(job) is not None and deadline(job) == hang.due(job.config, job.phase.pulse)
 
+    def asks_for_ever(self) -> bool:
+        """Whether newcomers wait for a checkpoint that nobody makes."""
+        return self.story.job.config.join_at_checkpoint and not self.saves
+
     def offer_where_none(self) -> None:
         for node, member in tuple(self.story.referee.present.items()):
             if not member.ports:
@@ -363,14 +569,21 @@ class JobMachine(RuleBasedStateMachine):
 
     def run_to_the_end(self, job: Job) -> None:
         referee = self.story.referee
-        if job.config.level == Level.ELASTIC and not referee.finished:
+        patient = job.config.join_at_checkpoint and (not self.saves or not referee.clerk.can_ask(referee))
+        if job.config.level == Level.ELASTIC and not referee.finished and not patient:
             size, welcome = len(self.world.nodes), len(referee.welcome)
             # Whoever was excluded while it runs stays until the world is replaced.
             if size < min(welcome, job.config.max_nodes):
                 raise BrokenRule(f"newcomers are forgotten: {size} of {welcome} nodes run")
         for rank in range(self.world.world_size):
             self.story.exit(rank)
-        assert self.story.job.phase == Finished(Succeeded())
+        if self.saves:
+            self.answer()
+        for _ in range(3):
+            # The ledger may be asked again, once, before the time is up.
+            self.story.pass_deadline()
+        if self.story.job.phase != Finished(Succeeded()):
+            raise BrokenRule(f"all ranks ended with code 0, and yet: {self.story.job.phase}")
 
 
 HAPPENINGS = (
@@ -378,6 +591,8 @@ HAPPENINGS = (
     *("stray", "hear_again", "hear_twice", "end", "rest"),
     *("get_ready", "fall_silent", "return_or_not", "sever", "stop_alone"),
     *("get_on", "dump", "check", "clear", "err"),
+    *("open_savers", "want_save", "reach", "save_all", "save_all", "save_one", "prepare", "prepare", "enter", "enter"),
+    *("save_well", "find", "fail_to_restore", "change_leader"),
 )
 
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
