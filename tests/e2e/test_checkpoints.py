@@ -26,12 +26,6 @@ def script(framework, tmp_path):
 
 
 @pytest.fixture
-def only_torch():
-    """What is the same for both is tried with one."""
-    return "torch"
-
-
-@pytest.fixture
 def training(tmp_path):
     return lambda name: Training(tmp_path, name)
 
@@ -71,9 +65,9 @@ def test_killed_ten_times(launch, framework, script, training):
 def fleet(etcd, tmp_path, fleets, framework, script):
     """A job of several nodes that trains like that: ``fleet(training, "2", steps, step_s, flags ...)``."""
 
-    def make(training, nnodes, steps, step_s, *flags, **more):
+    def make(training, nnodes, steps, step_s, *flags, every=5):
         made = Fleet(tmp_path, etcd.endpoint, nnodes, *flags, framework=framework, program=script)
-        made.trains_with(training.out, script, *training.args(steps, step_s, **more))
+        made.trains_with(training.out, script, *training.args(steps, step_s, every))
         return fleets(made)
 
     return make
@@ -104,3 +98,27 @@ def test_nodes_are_replaced(fleet, training):
     assert lost.ends == plain.ends
     assert {end["step"] for end in lost.ends.values()} == {220}
     assert job.generations() == list(range(1, generation + 2))
+
+
+def test_a_world_of_many_sizes(fleet, training):
+    """Nodes die and others join, at any moment: as of what was restored, each sample of each epoch was used once."""
+    rng = random.Random(8)
+    lost = training("lost")
+    lost.let(10)
+    job = fleet(lost, "1:3", 160, 0.005, "--no-standby", "--quiet-time", 0.2, "--max-restarts", 5, every=7)
+    names = ["node-0"]
+    job.start("node-0")
+    for number in range(1, 9):
+        job.trains(*names, within_s=WITHIN_S)
+        lost.let(10 + 15 * number)
+        if len(names) == 1 or (len(names) == 2 and number % 3):
+            names.append(f"node-{number}")
+            job.start(names[-1])
+        else:
+            time.sleep(rng.uniform(0.0, 0.3))
+            job.kill(names.pop(rng.randrange(len(names))))
+    job.trains(*names, within_s=WITHIN_S)
+    lost.let(160)
+    assert {node.finish(WITHIN_S) for node in job.nodes.values()} == {0}, job.text
+    assert {step.size for step in job.steps()} == {1, 2, 3}
+    lost.check_samples()
