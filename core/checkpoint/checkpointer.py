@@ -138,8 +138,8 @@ class Checkpointer:
     def restore(self, path: str | os.PathLike[str] | None = None) -> int:
         """Go on from the newest checkpoint that is whole: the step to go on from, 0 where there is none yet.
 
-        With a path, load that instead: the folder of one checkpoint, or a file that somebody else has saved (weights, or
-        a dict with "model", "optimizer", ...). What it returns then is the file's "step", if it has one, else 0.
+        With a path, load that instead: the folder of one checkpoint, or a file that somebody else has saved, of weights
+        or with "model", "optimizer" and so on. What it returns then is the file's "step", if it has one, else 0.
         """
         if path is not None:
             return self._begin(self._restore_from(os.fspath(path)))
