@@ -128,7 +128,9 @@ def test_a_part_that_will_not_come(links, tmp_path):
 def test_a_group_that_is_not_there_yet(monkeypatch, tmp_path, variable, call):
     """Each rank would take itself for the only one: that is an error."""
     monkeypatch.setenv(variable, "4")
-    with pytest.raises(UserError, match=rf"{variable} is 4, and there is no group of 4 ranks yet: call .*{call}\(\) before"):
+    with pytest.raises(
+        UserError, match=rf"{variable} is 4, and there is no group of 4 ranks yet: call .*{call}\(\) before"
+    ):
         OwnLink(SimpleNamespace(place=lambda: None), memory=tmp_path).open(str(tmp_path))
 
 
