@@ -36,7 +36,8 @@ from elastic_adapter.core.checkpoint.manifest import (
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
 from elastic_adapter.core.checkpoint.own_link import is_in_use
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
-from elastic_adapter.core.checkpoint.restoring import Restoring, apply_foreign
+from elastic_adapter.core.checkpoint.restoring import Restoring, load_foreign
+from elastic_adapter.core.checkpoint.single import look_in
 from elastic_adapter.core.checkpoint.staging import NoRoom
 from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
 from elastic_adapter.core.errors import ElasticError, UserError
@@ -137,11 +138,11 @@ class Checkpointer:
     def restore(self, path: str | os.PathLike[str] | None = None) -> int:
         """Go on from the newest checkpoint that is whole: the step to go on from, 0 where there is none yet.
 
-        With a path, load a file that somebody else has saved instead: weights, or a dict with "model", "optimizer", ...
-        What it returns then is the file's "step", if it has one, else 0.
+        With a path, load that instead: the folder of one checkpoint, or a file that somebody else has saved, of weights
+        or with "model", "optimizer" and so on. What it returns then is the file's "step", if it has one, else 0.
         """
         if path is not None:
-            return self._begin(load_foreign(self._framework, self._training, os.fspath(path), trusted=self._trusted))
+            return self._begin(self._restore_from(os.fspath(path)))
         link, post, _ = self._open()
         name = link.resume(self._find)
         if name is not None and name != self._loaded:
@@ -158,6 +159,13 @@ class Checkpointer:
         log.info("goes on from %s", self._store.root / name)
         self._kept = place[0]
         return self._begin(place[0])
+
+    def _restore_from(self, path: str) -> int:
+        if not os.path.isdir(path):
+            return load_foreign(self._framework, self._training, path, trusted=self._trusted)
+        checkpoint = look_in(Path(path))
+        self._load(checkpoint, (self._framework.group.place() or (0, 1))[0])
+        return checkpoint.manifest.step
 
     def step(self, step: int) -> bool:
         """At the end of the loop's turn ``step``: save, if it is time or somebody asks for it; whether it was done."""
@@ -351,8 +359,8 @@ class Checkpointer:
                     self._put_aside(found.path, found.why, unread=found.unread)
                     broken.append(found.path.name)
                     continue
-                self._load(found, rank)
                 self._restoring.check_others(found, rank)
+                self._load(found, rank)
             except (Damaged, OSError) as error:
                 self._put_aside(found.path, _why(error), unread=is_unread(error))
                 broken.append(found.path.name)
@@ -406,19 +414,6 @@ class Checkpointer:
         self._restoring.apply(loaded, facts)
         self._epoch = facts.get("epoch", self._epoch)
         self._loaded = checkpoint.name
-
-
-def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:
-    """Load a file that somebody else has saved; its step, if it has one."""
-    if not os.path.isfile(path):
-        raise UserError(f"{path} is no file: pass one that was saved by {framework.name}, or a folder to Checkpointer")
-    state = framework.read_trusting(path) if trusted else framework.read(path)
-    try:
-        apply_foreign(framework, training, path, state)
-    except UserError as error:
-        raise UserError(f"{path}: {error}" if path not in str(error) else str(error)) from None
-    step = state.get("step") if isinstance(state, dict) else None
-    return int(step) if step is not None else 0
 
 
 def _folder(folder: str | os.PathLike[str] | None) -> str:

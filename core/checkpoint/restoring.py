@@ -7,6 +7,7 @@ another checkpoint, or end.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,8 +148,30 @@ class Restoring:
             return self._framework.read_trusting(path)
 
 
-def apply_foreign(framework: Framework, training: Training, path: str, state: Any) -> None:
-    """Put a state into the user's things that somebody else has saved: weights, or a dict of several states."""
+def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:
+    """Load a file that somebody else has saved; its step, if it has one."""
+    return int(load_file(framework, training, path, trusted=trusted).get("step", 0))
+
+
+def load_file(framework: Framework, training: Training, path: str, *, trusted: bool) -> Any:
+    """The state of a file that somebody else has saved, put into the user's things."""
+    if not os.path.isfile(path):
+        raise UserError(f"{path} is no file that was saved by {framework.name}, and no folder of a checkpoint")
+    state = framework.read_trusting(path) if trusted else framework.read(path)
+    try:
+        _apply_foreign(framework, training, path, state)
+    except UserError as error:
+        raise UserError(f"{path}: {error}" if path not in str(error) else str(error)) from None
+    return state
+
+
+def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds beside states: its step, and what else people note."""
+    return {name: value for name, value in state.items() if isinstance(value, int | float | str | bool)}
+
+
+def _apply_foreign(framework: Framework, training: Training, path: str, state: Any) -> None:
+    """Weights, or a dict of several states."""
     if not isinstance(state, Mapping):
         raise UserError(f"{path} holds no dict of weights, but a value of the type {type(state).__name__}")
     found = {name: _under(state, *keys) for name, keys in _FOREIGN.items()}

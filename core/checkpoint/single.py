@@ -22,7 +22,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     temporary_name,
 )
 from elastic_adapter.core.checkpoint.paddlefile import write_paddle
-from elastic_adapter.core.checkpoint.restoring import Restoring, apply_foreign
+from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, values_of
 from elastic_adapter.core.checkpoint.saving import entry_of
 from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, sync_folder
 from elastic_adapter.core.checkpoint.torchfile import write_torch
@@ -75,11 +75,8 @@ def load(
     """
     path = os.fspath(path)
     if os.path.isfile(path):
-        state = framework.read_trusting(path) if trusted else framework.read(path)
-        apply_foreign(framework, training, path, state)
-        values = {name: value for name, value in state.items() if isinstance(value, int | float | str | bool)}
-        return {"step": 0, **values}
-    checkpoint = _look(Path(os.path.abspath(path)))
+        return {"step": 0, **values_of(load_file(framework, training, path, trusted=trusted))}
+    checkpoint = look_in(Path(os.path.abspath(path)))
     restoring = Restoring(framework, training, trusted=trusted)
     rank = (framework.group.place() or (0, 1))[0]
     loaded = restoring.read(checkpoint, rank)
@@ -123,7 +120,8 @@ def _old(place: Path) -> Path:
     return place.with_name(temporary_name(place.name, "old"))
 
 
-def _look(folder: Path) -> Checkpoint:
+def look_in(folder: Path) -> Checkpoint:
+    """The checkpoint that a folder is, whatever it is called. Raises Damaged or UserError."""
     if not folder.exists() and _old(folder).exists():
         # Whoever was about to replace it was killed in between.
         folder = _old(folder)

@@ -365,8 +365,18 @@ class TestForeignFiles:
         training.save(training.model.state_dict(), tmp_path / "weights")
         with pytest.raises(UserError, match=rf"{tmp_path / 'weights'}: the model does not take this state"):
             make(kind(width=9)).restore(tmp_path / "weights")
-        with pytest.raises(UserError, match="/nowhere is no file"):
+        with pytest.raises(UserError, match="/nowhere is no file that was saved by"):
             make(kind()).restore("/nowhere")
+
+    def test_the_folder_of_one_checkpoint(self, make, kind, root):
+        """Any of them, by its path; no other is looked at."""
+        saved(make, kind, 1, 2)
+        reference = saved(make, kind, 1, folder=root.with_name("reference"))
+        again = kind()
+        assert make(again).restore(root / folder_name(1, 0)) == 1
+        assert again.values() == reference.values()
+        with pytest.raises(UserError, match="is no checkpoint"):
+            make(kind()).restore(root)
 
     def test_a_malicious_one(self, make, kind, tmp_path):
         """It is refused by what it wants to call, and nothing of it runs; unless it is trusted."""
@@ -816,6 +826,7 @@ name, root = sys.argv[2], sys.argv[3]
 exec(SCRIPTS[name])
 rank, size = join()
 training = TRAININGS[name](size=64)
+training.parallel = training.wrapped()
 for _ in range(rank):
     training.framework.rand([1])
 with training.adapter().Checkpointer(root, every_steps=4, every_minutes=1e-9, **training.things()) as checkpointer:
@@ -830,7 +841,7 @@ with training.adapter().Checkpointer(root, every_steps=4, every_minutes=1e-9, **
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_ranks_of_another_launcher(kind, root):
     """All write into one checkpoint, agree on when, and go on from it, each with its own random numbers."""
     told = []
@@ -849,7 +860,7 @@ def test_ranks_of_another_launcher(kind, root):
             }
             argv = [sys.executable, "-W", "ignore", "-c", RANKS, str(Path(__file__).parents[1]), kind.name, str(root)]
             programs.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
-        outputs = [program.communicate(timeout=100)[0] for program in programs]
+        outputs = [program.communicate(timeout=110)[0] for program in programs]
         assert [program.returncode for program in programs] == [0, 0]
         told.append([json.loads(output.splitlines()[-1]) for output in outputs])
     assert [each[:3] for each in told[0]] == [[0, 0, 32], [1, 0, 32]]
@@ -860,3 +871,6 @@ def test_ranks_of_another_launcher(kind, root):
     assert {manifest.world_size for manifest in found} == {2}
     assert [Store(root).trouble(each) for each in Store(root).newest_first()] == [""] * len(found)
     assert not [name for name in names(root) if name.startswith(".")]
+    alone = kind()
+    model = alone.load(root / folder_name(8, 0) / alone.files[0])
+    assert list(model) == list(alone.model.state_dict())

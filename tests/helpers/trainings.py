@@ -11,6 +11,8 @@ from helpers.frameworks import imported
 
 class TorchTraining:
     name = "torch"
+    # What is trained, if it is not the model itself.
+    parallel = None
     files = ("model.pt", "optimizer.pt", "extra.pt", "rank-00000.pt")
 
     def __init__(self, *, width=8, size=50):
@@ -31,7 +33,7 @@ class TorchTraining:
         batch = next(iter(self.sampler.batches()))
         factor = random.random() + np.random.rand()  # noqa: NPY002
         inputs = torch.rand(4, 8) + torch.tensor(batch, dtype=torch.float32).reshape(4, 1) / 50
-        loss = self.model(inputs).square().sum() * factor
+        loss = (self.parallel or self.model)(inputs).square().sum() * factor
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -40,7 +42,7 @@ class TorchTraining:
 
     def things(self):
         return {
-            "model": self.model,
+            "model": self.parallel or self.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "sampler": self.sampler,
@@ -65,6 +67,8 @@ class TorchTraining:
         self.framework.save(state, str(path))
 
     def wrapped(self):
+        if self.framework.distributed.is_initialized():
+            return self.framework.nn.parallel.DistributedDataParallel(self.model)
         return self.framework.nn.DataParallel(self.model)
 
     @classmethod
@@ -93,7 +97,7 @@ class PaddleTraining(TorchTraining):
         batch = next(iter(self.sampler.batches()))
         factor = random.random() + np.random.rand()  # noqa: NPY002
         inputs = paddle.rand([4, 8]) + paddle.to_tensor(batch, dtype="float32").reshape([4, 1]) / 50
-        loss = self.model(inputs).square().sum() * factor
+        loss = (self.parallel or self.model)(inputs).square().sum() * factor
         loss.backward()
         self.optimizer.step()
         self.optimizer.clear_grad()
