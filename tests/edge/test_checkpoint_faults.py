@@ -27,6 +27,7 @@ from elastic_adapter.core.checkpoint.files import Damaged, Expected, Refused
 from elastic_adapter.core.checkpoint.link import NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import MANIFEST, _sealed, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
+from elastic_adapter.core.checkpoint.restoring import Restoring as RestoringState
 from elastic_adapter.core.checkpoint.saving import prepare, write_part
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
@@ -388,6 +389,31 @@ def test_a_file_that_is_not_whole_is_never_restored(restore, how):
         path.write_bytes(data)
     (place / "notes.txt").write_text("mine")
     assert restored() == (2, [])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_that_is_deleted_while_it_is_restored(restore, tmp_path, monkeypatch, when):
+    """A saver that has outlived its training has made a newer one: that is restored."""
+    root, restored = restore
+    newest, before = root / folder_name(2, 0), root / folder_name(1, 0)
+    os.rename(newest, tmp_path / "newest")
+    read = RestoringState.read
+
+    def overtaken():
+        if before.exists():
+            os.rename(tmp_path / "newest", newest)
+            shutil.rmtree(before)
+
+    def read_meanwhile(*args):
+        if when == "before":
+            overtaken()
+        loaded = read(*args)
+        overtaken()
+        return loaded
+
+    monkeypatch.setattr(RestoringState, "read", read_meanwhile)
+    assert restored() == (2, [])
+    assert os.listdir(root) == [newest.name]
 
 
 def test_nothing_that_is_whole(restore):
