@@ -115,7 +115,7 @@ class Checkpointer:
         self._last = Saved(0, time.monotonic())
         self._loaded: str | None = None
         # The step that was saved last, or restored: it need not be saved again.
-        self._kept = 0
+        self._kept: int | None = None
         self._opened: tuple[Link, Post, Buffers] | None = None
         self._link: Link | None = None
         self._prepared = False
@@ -206,7 +206,7 @@ class Checkpointer:
 
     def settled(self, seconds: float | None = None) -> bool:
         """Wait until all that was saved is on disk, as far as this rank can tell; whether that came in time."""
-        if self._opened is None:
+        if self._opened is None or self._closed:
             return True
         link = self._opened[0]
         came = link.settled(seconds)
@@ -217,7 +217,7 @@ class Checkpointer:
         """Save no more. Without a launcher, waits for what is still being written."""
         if self._opened is None or self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
+        self._closed, self._link = True, None
         atexit.unregister(self.close)
         link, _, buffers = self._opened
         link.close()
@@ -232,6 +232,8 @@ class Checkpointer:
 
     def _open(self) -> tuple[Link, Post, Buffers]:
         """Our place in the world is known when it is first needed: the group may be made after this object."""
+        if self._closed:
+            raise UserError("this Checkpointer was closed: make another one to save or restore")
         if self._opened is None:
             link = self._given_link or self._connect()
             post = link.open(self.folder)
@@ -259,10 +261,11 @@ class Checkpointer:
             self._due_at = self._last.at + minutes * _MINUTE_S
 
     def _want(self, link: Link) -> None:
-        """Say once that it is time; the clock begins anew with the save that comes of it."""
-        reason = due_by_minutes(self.policy, self._done, self._last, time.monotonic())
-        if reason is not None:
-            self._due_at = float("inf")
+        """Say once that it is time; the clock begins anew with the save that comes of it, or if none does."""
+        now = time.monotonic()
+        reason = due_by_minutes(self.policy, self._done, self._last, now)
+        if reason is not None and self.policy.every_minutes is not None:
+            self._due_at = now + max(self.policy.every_minutes, 1.0) * _MINUTE_S
             link.want(reason)
 
     def _prepare(self) -> None:

@@ -63,8 +63,11 @@ def random_states(framework: Framework) -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     found = {"python": [version, list(numbers), gauss], framework.name: framework.rng()}
     if (numpy := sys.modules.get("numpy")) is not None:
-        kind, keys, *rest = numpy.random.get_state()
-        found["numpy"] = [kind, keys.tolist(), *rest]
+        legacy = numpy.random.get_state()
+        # Of its own kinds, only the first one has this form.
+        if isinstance(legacy, tuple):
+            kind, keys, *rest = legacy
+            found["numpy"] = [kind, keys.tolist(), *rest]
     return found
 
 

@@ -727,6 +727,27 @@ class TestArguments:
         with pytest.raises(Refused, match=r"the state at extra/odd was refused: it asks for pathlib"):
             train(training, checkpointer, 1)
 
+    def test_one_that_is_closed(self, make, kind, root):
+        """It saves no more, and says so; to close it again is no mistake."""
+        training = kind()
+        checkpointer = make(training)
+        train(training, checkpointer, 1)
+        checkpointer.close()
+        checkpointer.close()
+        assert checkpointer.settled()
+        for call in (lambda: checkpointer.step(1), checkpointer.save, checkpointer.restore):
+            with pytest.raises(UserError, match="this Checkpointer was closed"):
+                call()
+
+    def test_before_the_first_step(self, make, kind, root):
+        """The state that a training begins with can be saved as well; what was restored need not be saved again."""
+        with make(kind()) as checkpointer:
+            checkpointer.save(wait=True)
+        assert names(root) == [folder_name(0, 0)]
+        with make(kind()) as checkpointer:
+            assert checkpointer.restore() == 0
+            assert checkpointer.save(wait=True)
+
     def test_one_that_is_there_already(self, make, kind, root, told):
         """A training that begins anew in a folder of another one does not take its place without a word."""
         saved(make, kind, 1)
