@@ -538,8 +538,10 @@ def test_trainings_that_are_killed_while_they_save(name, tmp_path):
     trials = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(trials) == FAULTS + 1
     assert [(each["trial"], each["plan"], each["wrong"]) for each in trials if each["wrong"]] == []
-    # A saver that is killed is followed by another one, and nobody has to know.
-    assert [each["troubles"] for each in trials if each["troubles"]] == []
+    # A saver that is killed is followed by another one, and nobody has to know. That of a killed worker may be the
+    # first with a step that the next one does again.
+    troubles = [words for each in trials for words in each["troubles"]]
+    assert [words for words in troubles if "was there before, and stays as it is" not in words] == []
     assert "Traceback" not in done.stderr
     # They were killed in the middle of a save, and saved in between.
     assert any(each["drafts"] for each in trials)
