@@ -313,7 +313,7 @@ def _verified(store: Store, seen: Seen, bar: Bar) -> Seen:
             state, why = BROKEN, str(error)
         except OSError as error:
             state = UNREADABLE if is_unread(error) else BROKEN
-            why = f"{error.filename or 'a file'}: {error.strerror}"
+            why = f"{error.filename}: {error.strerror}"
     if state != VERIFIED and not os.path.lexists(seen.path):
         state, why = DELETED, ""
     return replace(seen, state=state, why=_short(why, seen.path))

@@ -354,10 +354,17 @@ class Checkpointer:
 
     def _find(self) -> Found:
         """The newest checkpoint that can be loaded, which is loaded by that: to read it is to verify it."""
-        rank = self._open()[1].rank
+        while (found := self._find_among(self._open()[1].rank)) is None:
+            pass
+        return found
+
+    def _find_among(self, rank: int) -> Found | None:
+        """None: one was deleted meanwhile, by a saver that outlived its training. So there is a newer one."""
         broken: list[str] = []
         for found in self._store.newest_first():
             try:
+                if not os.path.lexists(found.path):
+                    return None
                 if isinstance(found, Broken):
                     self._put_aside(found.path, found.why, unread=found.unread)
                     broken.append(found.path.name)
@@ -365,11 +372,13 @@ class Checkpointer:
                 self._restoring.check_others(found, rank)
                 self._load(found, rank)
             except (Damaged, OSError) as error:
+                if not os.path.lexists(found.path):
+                    return None
                 self._put_aside(found.path, _why(error), unread=is_unread(error))
                 broken.append(found.path.name)
                 continue
             names = newest_first(self._names())
-            return Found(names[names.index(found.name) :])
+            return Found(names[names.index(found.name) :]) if found.name in names else None
         if broken := broken or sorted(filter(is_quarantined, self._names()), reverse=True):
             advice = "to begin from zero, name another folder, or move them away"
             raise NotRestored(f"no checkpoint in {self.folder} is whole ({', '.join(broken[:5])}); {advice}")

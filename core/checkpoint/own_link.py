@@ -27,7 +27,7 @@ from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import parse_draft
 from elastic_adapter.core.checkpoint.saving import missing
-from elastic_adapter.core.checkpoint.staging import FULL, SAVING, StagingBuffer
+from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
 from elastic_adapter.core.errors import ElasticError, UserError
 
@@ -244,12 +244,12 @@ class OwnLink:
                 answers = self._saver.ask(requests)
             except SaverLost as lost:
                 why = str(lost)
-                requests = [each for each in requests if "save" not in each or _holds(part.buffer)]
+                requests = [each for each in requests if "save" not in each or _holds(part)]
             except OSError as error:
                 why = f"the process that writes checkpoints can't be started ({error})"
             else:
                 return next(filter(None, map(_why_not, answers)), None)
-        _release(part.buffer)
+        _release(part)
         return f"{why}, again and again"
 
 
@@ -407,18 +407,20 @@ def _missed_by(draft: Draft, size: int) -> str | None:
     return None
 
 
-def _holds(path: Path) -> bool:
+def _holds(part: Part) -> bool:
+    """Whether its buffer still holds it: one that was written may have been filled with a later step since."""
     try:
-        buffer = StagingBuffer.open(path)
+        buffer = StagingBuffer.open(part.buffer)
     except (OSError, ValueError):
         return False
-    holds = buffer.mark in (FULL, SAVING)
+    holds = buffer.step == part.step
     buffer.close()
     return holds
 
 
-def _release(path: Path) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        buffer = StagingBuffer.open(path)
-        buffer.release()
-        buffer.close()
+def _release(part: Part) -> None:
+    if _holds(part):
+        with contextlib.suppress(OSError, ValueError):
+            buffer = StagingBuffer.open(part.buffer)
+            buffer.release()
+            buffer.close()

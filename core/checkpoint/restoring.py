@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_adapter.core.checkpoint.contents import Training, set_random_states, several
-from elastic_adapter.core.checkpoint.files import Expected, Refused
+from elastic_adapter.core.checkpoint.files import Expected, Misfit, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.hashing import verify_file
 from elastic_adapter.core.checkpoint.manifest import FileEntry
@@ -141,10 +141,11 @@ class Restoring:
         path, expected = str(checkpoint.path / file.name), _expected(checkpoint, file)
         try:
             return self._framework.read(path, into, expected)
-        except Refused:
-            if not self._trusted or into:
-                raise
+        except (Refused, Misfit) as error:
+            # That is said of what was written only if this is what was written.
             verify_file(path, expected, stored=False)
+            if isinstance(error, Misfit) or not self._trusted or into:
+                raise
             return self._framework.read_trusting(path)
 
 

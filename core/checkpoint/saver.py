@@ -40,13 +40,19 @@ _WHAT_TO_DO = {
 def main() -> None:
     channel = int(sys.argv[1])
     _step_back()
-    while (message := frames.read(channel)) is not None:
+    while (message := _next(channel)) is not None:
         answer = _answer(message)
-        try:
+        # Whoever asked may be gone: what else was asked for is done all the same.
+        with contextlib.suppress(OSError):
             frames.write(channel, answer)
-        except OSError:
-            # Whoever asked is gone. What was asked for is done.
-            return
+
+
+def _next(channel: int) -> dict[str, Any] | None:
+    try:
+        return frames.read(channel)
+    except OSError:
+        # The end of a channel on which answers were left unread.
+        return None
 
 
 def _answer(message: dict[str, Any]) -> dict[str, object]:

@@ -105,6 +105,13 @@ class StagingBuffer:
     def mark(self) -> int:
         return int.from_bytes(self._view[_MARK], sys.byteorder)
 
+    @property
+    def step(self) -> int | None:
+        """Of the state that it holds; None: nothing whole."""
+        if self.mark not in (FULL, SAVING):
+            return None
+        return int(_FACTS.unpack_from(self._view, 16)[0])
+
     def fill(self, step: int, generation: int, order: bytes, nbytes: int, copy: Callable[[memoryview], None]) -> bool:
         """Let ``copy`` write the data, then mark it as full; False: what it held before is not saved yet."""
         if self.mark not in (EMPTY, FILLING):

@@ -34,6 +34,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     newest_first,
     obsolete,
     overtaken,
+    parse_folder,
     quarantine_name,
     temporary_name,
 )
@@ -126,7 +127,7 @@ class Draft:
         return self.publish()
 
     def discard(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
 
 
 class Store:
@@ -178,11 +179,12 @@ class Store:
         """Raises Damaged where a file is not what the manifest says, OSError where it can't be read."""
         manifest = checkpoint.manifest
         for file in manifest.files if how != "off" else ():
-            path, expected = str(checkpoint.path / file.name), Expected(file.size, file.hash, manifest.algorithm)
-            if how == "sample":
-                verify_sample(path, expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
-            else:
-                verify_file(path, expected, stored=stored, progress=progress)
+            path, expected = checkpoint.path / file.name, Expected(file.size, file.hash, manifest.algorithm)
+            with _named(path):
+                if how == "sample":
+                    verify_sample(str(path), expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
+                else:
+                    verify_file(str(path), expected, stored=stored, progress=progress)
 
     def quarantine(self, path: Path, name: str | None = None) -> Path:
         """Put a broken one out of the way; it is not deleted, because somebody may want to know."""
@@ -195,7 +197,7 @@ class Store:
         """Remove the drafts of the same writers that this checkpoint came before."""
         stale = overtaken(self._names(), step, generation, token)
         for name in stale:
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            _remove(self.root / name)
         return stale
 
     def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
@@ -205,10 +207,7 @@ class Store:
         complete = [each.name for each in self.newest_first() if isinstance(each, Checkpoint)]
         gone = obsolete(complete, keep_last, keep_every)
         for name in gone:
-            hidden = self.root / temporary_name(name, "pruned")
-            with contextlib.suppress(OSError):
-                os.rename(self.root / name, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+            _remove_folder(self.root / name, self.root / temporary_name(name, "pruned"))
         return gone
 
     def _names(self) -> list[str]:
@@ -224,7 +223,7 @@ def look_at(path: Path, name: str | None = None) -> Checkpoint | Broken:
         manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
     except (OSError, BadManifest) as error:
         return Broken(path, _why(error), unread=is_unread(error))
-    if folder_name(manifest.step, manifest.generation) != (name or path.name):
+    if parse_folder(name or path.name) != (manifest.step, manifest.generation):
         return Broken(path, f"its manifest is of step {manifest.step}, generation {manifest.generation}")
     return Checkpoint(path, manifest)
 
@@ -250,7 +249,7 @@ def merged(parts: Iterable[Manifest]) -> Manifest:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors of writing do not say of what file; these do."""
+    """Errors of reading and writing do not say of what file; these do."""
     try:
         yield
     except OSError as error:
@@ -273,7 +272,18 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
         return
-    shutil.rmtree(path, ignore_errors=True)
+    _remove_folder(path, path.with_name(temporary_name(path.name.lstrip("."), "swept")))
+
+
+def _remove_folder(path: Path, hidden: Path) -> None:
+    """Out of sight first, under a name of its own: it is never there by half.
+
+    Nor can it get another name while it is being deleted, which would then go on in there.
+    """
+    shutil.rmtree(hidden, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickletools
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import zipfile
@@ -18,14 +20,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint import paddlestate, torchstate
+from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.files import Damaged, Expected, Refused
 from elastic_adapter.core.checkpoint.link import NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import MANIFEST, _sealed, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
+from elastic_adapter.core.checkpoint.restoring import Restoring as RestoringState
 from elastic_adapter.core.checkpoint.saving import prepare, write_part
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
-from elastic_adapter.core.checkpoint.store import Broken, Store
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
 from elastic_adapter.core.errors import ElasticError
 from helpers import killed
 from helpers.frameworks import imported
@@ -270,6 +275,7 @@ def test_a_file_that_nobody_knows(root, place):
         ({"format": "1"}, "no format number"),
         ({"algorithm": "crc32"}, "'crc32' are not known"),
         ({"step": 21}, "its manifest is of step 21"),
+        ({"step": 10**30}, "its manifest is of step 1000"),
         ({"generation": 2}, "generation 2"),
         ({"world_size": 0}, "world_size"),
         ({"files": []}, "names no file"),
@@ -385,6 +391,31 @@ def test_a_file_that_is_not_whole_is_never_restored(restore, how):
     assert restored() == (2, [])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_that_is_deleted_while_it_is_restored(restore, tmp_path, monkeypatch, when):
+    """A saver that has outlived its training has made a newer one: that is restored."""
+    root, restored = restore
+    newest, before = root / folder_name(2, 0), root / folder_name(1, 0)
+    os.rename(newest, tmp_path / "newest")
+    read = RestoringState.read
+
+    def overtaken():
+        if before.exists():
+            os.rename(tmp_path / "newest", newest)
+            shutil.rmtree(before)
+
+    def read_meanwhile(*args):
+        if when == "before":
+            overtaken()
+        loaded = read(*args)
+        overtaken()
+        return loaded
+
+    monkeypatch.setattr(RestoringState, "read", read_meanwhile)
+    assert restored() == (2, [])
+    assert os.listdir(root) == [newest.name]
+
+
 def test_nothing_that_is_whole(restore):
     """Is no reason to begin from zero: somebody has to look at it."""
     root, restored = restore
@@ -443,6 +474,51 @@ def test_a_saver_that_is_killed_before_any_of_its_calls(left):
     assert {tuple(left) for each in trials for left in each["left"]} == {(20, 10), (30, 20, 10), (30, 20)}
 
 
+def test_what_was_asked_for_is_done_though_nobody_waits_for_it(left):
+    """A worker that is killed has its last state saved: all of it was asked for at once."""
+    ours, theirs = socket.socketpair()
+    place = left.rename(left.with_name("trial"))
+    draft = {"root": str(place / "checkpoints"), "step": 30, "generation": 1, "token": "run1"}
+    with theirs:
+        saver = subprocess.Popen(saver_command(theirs.fileno()), pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    frames.write(ours.fileno(), {"save": str(place / "buffer")})
+    frames.write(ours.fileno(), {"prepare": {**draft, "world_size": 1}})
+    frames.write(ours.fileno(), {"publish": draft})
+    ours.close()
+    assert saver.communicate(timeout=30)[1] == b""
+    assert saver.returncode == 0
+    assert [each.manifest.step for each in Store(place / "checkpoints").newest_first()] == [30, 20, 10]
+
+
+@pytest.mark.parametrize("sweeping", ["sweep", "sweep_overtaken", "discard"])
+def test_a_draft_that_becomes_a_checkpoint_while_it_is_swept(framework, tmp_path, monkeypatch, sweeping):
+    """By the saver of a worker that was killed, while the worker after it tidies up: it is there, or gone, not both."""
+    order, data = ordered(framework, tmp_path, 30)
+    draft, removed = write_part(order, memoryview(data)), []
+    prepare(draft, 1, verify="full")
+    unlink = os.unlink
+
+    def publish_first(*args, **options):
+        if not removed and options.get("dir_fd") is not None:
+            removed.append(args)
+            with contextlib.suppress(FileNotFoundError):
+                draft.publish()
+        return unlink(*args, **options)
+
+    monkeypatch.setattr(os, "unlink", publish_first)
+    match sweeping:
+        case "sweep":
+            Store(tmp_path).sweep()
+        case "sweep_overtaken":
+            Store(tmp_path).sweep_overtaken(31, 1, "run1")
+        case "discard":
+            draft.discard()
+    assert removed
+    for found in Store(tmp_path).newest_first():
+        assert isinstance(found, Checkpoint), found
+        assert Store(tmp_path).trouble(found) == ""
+
+
 @pytest.mark.parametrize("name", ["torch", "paddle"])
 @pytest.mark.timeout(60 + 5 * FAULTS)
 def test_trainings_that_are_killed_while_they_save(name, tmp_path):
@@ -462,6 +538,10 @@ def test_trainings_that_are_killed_while_they_save(name, tmp_path):
     trials = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(trials) == FAULTS + 1
     assert [(each["trial"], each["plan"], each["wrong"]) for each in trials if each["wrong"]] == []
+    # A saver that is killed is followed by another one, and nobody has to know. That of a killed worker may be the
+    # first with a step that the next one does again.
+    troubles = [words for each in trials for words in each["troubles"]]
+    assert [words for words in troubles if "was there before, and stays as it is" not in words] == []
     assert "Traceback" not in done.stderr
     # They were killed in the middle of a save, and saved in between.
     assert any(each["drafts"] for each in trials)

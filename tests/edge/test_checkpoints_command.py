@@ -434,7 +434,7 @@ def test_a_device_that_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", fail)
     found, code = told("verify", tmp_path)
-    assert found == [(20, "unreadable", "a file: Input/output error"), (10, "verified", "")]
+    assert found == [(20, "unreadable", "model.bin: Input/output error"), (10, "verified", "")]
     assert code == 1
 
 
