@@ -244,7 +244,7 @@ def _published(job: Job, event: CheckpointPublished) -> Step:
     kept = tuple(each for each in job.checkpoints if each.name not in event.pruned)
     words = f"checkpoint of step {event.step} is committed: {save.uri}"
     if event.trouble:
-        words = f"{words}; it could not be given its name yet: {event.trouble}"
+        words = f"{words}; it could not be given its name: {event.trouble}"
     return replace(job, saves=job.saves.without(*sorted(over)), checkpoints=kept), (Tell(words, "checkpoint"),)
 
 

@@ -238,10 +238,13 @@ class SaveDesk:
         finishing = order["finishing"]
         kept = {"keep_last": finishing["keep_last"], "keep_every": finishing["keep_every"]}
         answer = await self._saver.ask(publish={**self._place(order, generation, step), **kept})
-        trouble, pruned = str(answer.get("failed", "")), answer.get("published", {}).get("pruned", ())
+        published = answer.get("published", {})
+        trouble = str(answer.get("failed", ""))
+        if published.get("existed"):
+            trouble = "another checkpoint of this name is there already, and stays"
         if generation == self._generation:
             self._over(step)
-        self.report(CheckpointPublished(self.node, generation, step, trouble, tuple(pruned)))
+        self.report(CheckpointPublished(self.node, generation, step, trouble, tuple(published.get("pruned", ()))))
 
     def _place(self, order: dict[str, Any], generation: int, step: int) -> dict[str, object]:
         return {"root": order["root"], "step": step, "generation": generation, "token": self._run()}
