@@ -431,6 +431,8 @@ class TestAPlannedChange:
                 "join a b c; saver 0 1 2; leave b c; reached a:9 b:9 c:9; checkpoint 9", "running 2: a", id="two leave"
             ),
             pytest.param(f"{GROWS}; leave b; wait 100", "running 1: a", id="the joiner leaves again"),
+            pytest.param(f"{GROWS}; reached a:40; join c; checkpoint 40", "draining 1: a", id="one more comes along"),
+            pytest.param(f"{GROWS}; reached a:40; wait 29; join c; due on", "draining 1: a", id="one more comes late"),
             pytest.param(f"{PAIR}; term a; reached a:9 b:9; checkpoint 9", "stopped 143", id="a stop"),
             pytest.param(f"{PAIR}; term a; wait 4", "running 1: a b", id="a stop waits"),
             pytest.param(f"{PAIR}; term a; reached a:9 b:9; wait 30", "stopped 143", id="a stop, not for ever"),
