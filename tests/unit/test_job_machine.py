@@ -635,7 +635,7 @@ SAVING = (
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 JobMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, phases=(Phase.generate, Phase.shrink), **LIMITS
+    max_examples=80, stateful_step_count=30, phases=(Phase.generate, Phase.shrink), **LIMITS
 )
 TestJobMachine = JobMachine.TestCase
 
