@@ -52,7 +52,7 @@ class Story:
             if self.killed_at is not None and self.recovered_s is None:
                 self.recovered_s = time.monotonic() - self.killed_at
                 self.resumed_from = step
-        elif match := re.search(r"step (\d+) loss \S+ saved", line):
+        elif match := re.search(r"checkpoint of step (\d+) is committed", line):
             self.saved = int(match.group(1))
         self.standbys |= "standbys are ready" in line
         self.finished |= "finished at step" in line
@@ -69,7 +69,7 @@ class Story:
 def main() -> int:
     story = Story()
     with tempfile.TemporaryDirectory() as folder:
-        run = command(sys.argv[1] if len(sys.argv) > 1 else "torch", f"{folder}/checkpoint")
+        run = command(sys.argv[1] if len(sys.argv) > 1 else "torch", f"{folder}/checkpoints")
         say("two workers train; soon one of them is killed:  elastic-launch " + " ".join(run[1:]))
         with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None

@@ -2,7 +2,7 @@
 
     elastic-launch --framework paddle --nproc-per-node 2 --max-restarts 3 examples/train_paddle.py
 
-It is an ordinary script of paddle.distributed.launch: nothing in it knows the launcher.
+It runs under paddle.distributed.launch as well: the checkpoints are made either way.
 """
 
 import argparse
@@ -14,12 +14,14 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from elastic_adapter.adapters.paddlepaddle import Checkpointer
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--checkpoint", default="checkpoint.pdparams")
+    parser.add_argument("--checkpoint", default="checkpoints", help="the folder of the checkpoints")
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="time that a step pretends to take")
     return parser.parse_args()
@@ -32,23 +34,6 @@ def batch(step: int, rank: int) -> tuple[paddle.Tensor, paddle.Tensor]:
     return inputs, inputs.sum(axis=1, keepdim=True)
 
 
-def save(path: str, step: int, model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
-    """Write beside, then rename: a kill in between leaves the last checkpoint whole."""
-    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    paddle.save(state, f"{path}.new")
-    os.replace(f"{path}.new", path)
-
-
-def restore(path: str, model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> int:
-    """The step to go on from: 0 when there is no checkpoint."""
-    if not os.path.exists(path):
-        return 0
-    state = paddle.load(path)
-    model.set_state_dict(state["model"])
-    optimizer.set_state_dict(state["optimizer"])
-    return int(state["step"])
-
-
 def main() -> None:
     args = parse()
     dist.init_parallel_env()
@@ -56,8 +41,9 @@ def main() -> None:
     paddle.seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = paddle.optimizer.SGD(args.lr, parameters=model.parameters())
-    start = restore(args.checkpoint, model, optimizer)
     replica = paddle.DataParallel(model)
+    ckpt = Checkpointer(args.checkpoint, model=replica, optimizer=optimizer, every_steps=args.save_every, keep_last=3)
+    start = ckpt.restore()
     print(f"rank {rank} of {dist.get_world_size()} starts at step {start} (pid {os.getpid()})", flush=True)
     for step in range(start, args.steps):
         inputs, targets = batch(step, rank)
@@ -66,10 +52,8 @@ def main() -> None:
         optimizer.step()
         optimizer.clear_grad()
         time.sleep(args.step_seconds)
-        done = step + 1
-        if rank == 0 and done % args.save_every == 0:
-            save(args.checkpoint, done, model, optimizer)
-            print(f"step {done} loss {loss.item():.4f} saved", flush=True)
+        if ckpt.step(step) and rank == 0:
+            print(f"step {step + 1} loss {loss.item():.4f} saved", flush=True)
     if dist.get_world_size() > 1:
         dist.barrier()
     if rank == 0:

@@ -2,7 +2,7 @@
 
     elastic-launch --framework torch --nproc-per-node 2 --max-restarts 3 examples/train_torch.py
 
-It is an ordinary torchrun script: nothing in it knows the launcher.
+It runs under torchrun as well: the checkpoints are made either way.
 """
 
 import argparse
@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elastic_adapter.adapters.pytorch import Checkpointer
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--checkpoint", default="checkpoint.pt")
+    parser.add_argument("--checkpoint", default="checkpoints", help="the folder of the checkpoints")
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="time that a step pretends to take")
     return parser.parse_args()
@@ -32,23 +34,6 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs.sum(dim=1, keepdim=True)
 
 
-def save(path: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write beside, then rename: a kill in between leaves the last checkpoint whole."""
-    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, f"{path}.new")
-    os.replace(f"{path}.new", path)
-
-
-def restore(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step to go on from: 0 when there is no checkpoint."""
-    if not os.path.exists(path):
-        return 0
-    state = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])
-
-
 def main() -> None:
     args = parse()
     dist.init_process_group("gloo")
@@ -56,8 +41,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    start = restore(args.checkpoint, model, optimizer)
     replica = DistributedDataParallel(model)
+    ckpt = Checkpointer(args.checkpoint, model=replica, optimizer=optimizer, every_steps=args.save_every, keep_last=3)
+    start = ckpt.restore()
     print(f"rank {rank} of {dist.get_world_size()} starts at step {start} (pid {os.getpid()})", flush=True)
     for step in range(start, args.steps):
         inputs, targets = batch(step, rank)
@@ -66,10 +52,8 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         time.sleep(args.step_seconds)
-        done = step + 1
-        if rank == 0 and done % args.save_every == 0:
-            save(args.checkpoint, done, model, optimizer)
-            print(f"step {done} loss {loss.item():.4f} saved", flush=True)
+        if ckpt.step(step) and rank == 0:
+            print(f"step {step + 1} loss {loss.item():.4f} saved", flush=True)
     dist.barrier()
     if rank == 0:
         print(f"finished at step {args.steps}", flush=True)

@@ -48,6 +48,11 @@ def _main(argv: Sequence[str]) -> int:
         from elastic_adapter.launchers import look
 
         return look.main(argv[0], argv[1:])
+    if argv and argv[0] == "checkpoints":
+        from elastic_adapter.launchers import checkpoints
+
+        text, code = checkpoints.main(argv[1:], os.environ)
+        return _print(text) or code
     from elastic_adapter.launchers.command_line import help_text, parse
 
     line = parse(argv)

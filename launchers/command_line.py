@@ -20,7 +20,8 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?$|-\.\d+$")
 
 _USAGE = """elastic-launch [options] script [arguments of the script]
        elastic-launch status|events --job NAME --rdzv-endpoint HOST:PORT [--json]
-       elastic-launch clear --job NAME --rdzv-endpoint HOST:PORT NODE"""
+       elastic-launch clear --job NAME --rdzv-endpoint HOST:PORT NODE
+       elastic-launch checkpoints list|verify [FOLDER] [--json]"""
 
 _DESCRIPTION = """\
 Runs a training script on several workers and starts them again when one fails.
@@ -47,6 +48,8 @@ examples:
   elastic-launch status --job job1 --rdzv-endpoint etcd1:2379
       who takes part in a job of several nodes, and how it is; events: what happened to it;
       clear: nothing is held against the node named last any more
+  elastic-launch checkpoints list /data/run7
+      which checkpoints are in a folder; verify: whether all their bytes are as they were written
   elastic-launch --dry-run --nproc-per-node 2 train.py
       show the settings, where each comes from, and each worker's environment
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,11 +54,12 @@ EDGE = {
     *("checkpoint.files", "checkpoint.hashing", "checkpoint.transfer", "checkpoint.sources", "checkpoint.pickles"),
     *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
     *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging", "checkpoint.saving"),
-    *("checkpoint.saver", "checkpoint.command", "checkpoint.link"),
+    *("checkpoint.saver", "checkpoint.command", "checkpoint.link", "checkpoint.framework", "checkpoint.contents"),
+    *("checkpoint.buffers", "checkpoint.restoring", "checkpoint.single", "checkpoint.own_link", "checkpoint.connect"),
     *("checkpoint.page", "checkpoint.agent_link", "checkpoint.saver_process", "checkpoint.desk"),
     *("checkpoint.shared_folder",),
 }
-SHELL = {"coordinator", "agent", "cluster"}
+SHELL = {"coordinator", "agent", "cluster", "checkpoint.checkpointer"}
 # Imported by the user's program: standard library only.
 IN_WORKERS = {"worker"}
 # Run by path, with the standard library only.
@@ -135,8 +138,6 @@ def test_core_knows_no_framework_adapter_or_launcher(name):
 @pytest.mark.parametrize("name", sorted(BY_PATH))
 def test_what_runs_by_path_needs_no_package(name):
     """The guard and the bootstrap use the standard library and what lies beside them, nothing installed."""
-    import sys
-
     for imported in imports(modules()[f"core.{name}"]):
         root = imported.split(".")[0]
         assert root in sys.stdlib_module_names or root in BY_PATH[name], imported
@@ -161,10 +162,32 @@ def test_adapters_launch_side_needs_no_framework(name):
         assert ours is None or ours.split(".")[0] in {"core", "adapters"}, imported
 
 
-def test_only_run_and_look_wire_concrete_things():
-    """The composition roots, of a node and of a look from outside, alone among the launchers import edges and shells."""
+@pytest.mark.parametrize(("adapter", "framework"), [("pytorch", "torch"), ("paddlepaddle", "paddle")])
+def test_an_adapter_s_package_is_light(adapter, framework):
+    """It is imported by the launcher as well: neither the framework nor what checkpoints are made of comes with it."""
+    program = f"""
+import sys
+from elastic_adapter.adapters import {adapter}
+assert not {{"{framework}", "numpy"}} & set(sys.modules)
+assert not [name for name in sys.modules if ".checkpoint" in name]
+from elastic_adapter.adapters.{adapter} import ElasticBatchSampler, ElasticSampler
+from elastic_adapter.adapters.{adapter} import Checkpointer, load_checkpoint, save_checkpoint
+assert not {{"{framework}", "numpy"}} & set(sys.modules)
+assert sorted({adapter}.__all__) == {adapter}.__all__
+try:
+    {adapter}.Nonsense
+except AttributeError:
+    print("light")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout == "light\n", ran.stderr
+
+
+def test_only_composition_roots_wire_concrete_things():
+    """Of a node, of a look at a job, and of one at its checkpoints: no other launcher imports edges and shells."""
+    roots = ("launchers.run", "launchers.look", "launchers.checkpoints")
     for name, path in modules().items():
-        if name.startswith("launchers.") and name not in ("launchers.run", "launchers.look"):
+        if name.startswith("launchers.") and name not in roots:
             used = {ours for imported in imports(path) if (ours := own(imported)) and ours.startswith("core.")}
             assert used <= {f"core.{module}" for module in PURE | set(ALMOST_PURE)}, (name, used)
 

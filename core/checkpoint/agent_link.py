@@ -141,8 +141,8 @@ class AgentLink:
 
     def hold(self, seconds: float) -> None:
         """Wait to be ended; whoever is told something else by its page goes on."""
-        paused, end = self._page[PAUSED], time.monotonic() + seconds
-        while self._page[PAUSED] == paused and time.monotonic() < end:
+        end = time.monotonic() + seconds
+        while self._page[PAUSED] == self._answered and time.monotonic() < end:
             time.sleep(_LOOK_EVERY_S * 10)
 
     def settled(self, seconds: float | None = None) -> bool:

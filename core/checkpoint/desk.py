@@ -144,7 +144,7 @@ class SaveDesk:
                 "token": self._run(),
                 "job": self._job,
                 "run": self._run(),
-                "busy": sorted(self._busy),
+                "busy": sorted(Path(each).name for each in self._busy),
             }
         )
         self.report(CheckpointerOpened(self.node, self._generation, rank))

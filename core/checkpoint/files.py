@@ -111,6 +111,12 @@ def flat(data: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
+def copy_memory(address: int, into: memoryview) -> None:
+    """Copy what is at an address of this process. Other threads run meanwhile."""
+    if len(into):
+        ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(into)), address, len(into))
+
+
 def memory(address: int, nbytes: int) -> memoryview:
     """The bytes at an address of this process, to be read and written. The caller keeps their owner alive."""
     if nbytes == 0:

@@ -30,7 +30,7 @@ class Post:
     token: str
     job: str | None = None
     run: str | None = None
-    # The buffers in there that are still to be written; a full one that is not among them is nobody's any more.
+    # The names of buffers in there that are still to be written; a full one not among them is nobody's any more.
     busy: frozenset[str] = frozenset()
 
 

@@ -7,7 +7,7 @@ to ask.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 # What can be made of a skeleton and bytes.
@@ -60,18 +60,23 @@ class Order:
 
 
 def order_to_bytes(order: Order) -> bytes:
-    return json.dumps(asdict(order), separators=(",", ":")).encode()
+    """A worker that trains waits for this: there are thousands of stretches."""
+    values = {name: getattr(order, name) for name in Order.__slots__}
+    values["files"] = [
+        [file.name, file.format, _pair(file.skeleton), [_pair(payload) for payload in file.payloads]]
+        for file in order.files
+    ]
+    return json.dumps(values, separators=(",", ":")).encode()
 
 
 def order_from_bytes(data: bytes) -> Order:
     values = json.loads(data)
     files = tuple(
-        FileOrder(
-            file["name"],
-            file["format"],
-            Stretch(**file["skeleton"]),
-            tuple(Stretch(**payload) for payload in file["payloads"]),
-        )
-        for file in values["files"]
+        FileOrder(name, format, Stretch(*skeleton), tuple(Stretch(*payload) for payload in payloads))
+        for name, format, skeleton, payloads in values["files"]
     )
     return Order(**{**values, "files": files})
+
+
+def _pair(stretch: Stretch) -> tuple[int, int]:
+    return stretch.at, stretch.nbytes

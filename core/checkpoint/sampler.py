@@ -33,6 +33,9 @@ Last: TypeAlias = Literal["pad", "drop"]
 _SHUFFLED = "shuffled-1"
 _SEQUENTIAL = "sequential"
 _FITS_FOUR_BYTES = 2**32
+# Our launcher's, torchrun's and paddle's.
+_RANKS = ("ELASTIC_RANK", "RANK", "PADDLE_TRAINER_ID")
+_SIZES = ("ELASTIC_WORLD_SIZE", "WORLD_SIZE", "PADDLE_TRAINERS_NUM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +132,10 @@ class ElasticSampler:
         seed: int = 0,
         last: Last = "pad",
     ) -> None:
-        """Takes a dataset, or its size. Rank and world size are the launcher's, unless they are given."""
+        """Takes a dataset, or its size. Rank and world size are those of any launcher, unless they are given."""
         size = dataset if isinstance(dataset, int) else len(dataset)
-        self.rank = _told(rank, "ELASTIC_RANK", 0)
-        self.deal = Deal(size, batch_size, _told(world_size, "ELASTIC_WORLD_SIZE", 1), last)
+        self.rank = _told(rank, _RANKS, 0)
+        self.deal = Deal(size, batch_size, _told(world_size, _SIZES, 1), last)
         if not 0 <= self.rank < self.deal.world_size:
             raise ValueError(f"rank must be from 0 to {self.deal.world_size - 1}, got {self.rank}")
         self.shuffle = shuffle
@@ -265,8 +268,9 @@ def _dealt(order: Sequence[int], deal: Deal, rank: int, used: int) -> Iterator[l
         used += deal.global_batch
 
 
-def _told(value: int | None, variable: str, default: int) -> int:
+def _told(value: int | None, variables: tuple[str, ...], default: int) -> int:
     """A value that was given, or else the launcher's, or else the one of a program that runs alone."""
+    variable = next((each for each in variables if os.environ.get(each)), variables[0])
     text = os.environ.get(variable, "")
     if value is not None or not text:
         return default if value is None else value

@@ -24,7 +24,7 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.order import Order, order_from_bytes
 from elastic_adapter.core.checkpoint.saving import prepare, write_part
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
-from elastic_adapter.core.checkpoint.store import Store
+from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.errors import ElasticError
 
 _IO_PRIORITY_IDLE = 3 << 13
@@ -40,13 +40,19 @@ _WHAT_TO_DO = {
 def main() -> None:
     channel = int(sys.argv[1])
     _step_back()
-    while (message := frames.read(channel)) is not None:
+    while (message := _next(channel)) is not None:
         answer = _answer(message)
-        try:
+        # Whoever asked may be gone: what else was asked for is done all the same.
+        with contextlib.suppress(OSError):
             frames.write(channel, answer)
-        except OSError:
-            # Whoever asked is gone. What was asked for is done.
-            return
+
+
+def _next(channel: int) -> dict[str, Any] | None:
+    try:
+        return frames.read(channel)
+    except OSError:
+        # The end of a channel on which answers were left unread.
+        return None
 
 
 def _answer(message: dict[str, Any]) -> dict[str, object]:
@@ -110,10 +116,13 @@ def publish(
 ) -> dict[str, object]:
     """Make it a checkpoint. Only then others are deleted: those not kept, and drafts that it has overtaken."""
     store = Store(Path(root))
-    place = store.begun(step, generation, token).publish()
+    draft = store.begun(step, generation, token)
+    # Not by us: then what is there stays as it is, and what we have is of no use.
+    existed = draft.path.exists() and isinstance(store.look(draft.place.name), Checkpoint)
+    place = draft.publish()
     pruned = store.prune(keep_last, keep_every)
     store.sweep_overtaken(step, generation, token)
-    return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned)}
+    return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned), "existed": existed}
 
 
 def _step_back() -> None:

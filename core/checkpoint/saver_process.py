@@ -63,6 +63,11 @@ class SaverProcess:
         self._send(request)
         return await request.answer
 
+    def close(self) -> None:
+        """At the end of its channel it ends, when it has done what it was asked for."""
+        if self._process is not None:
+            self._process.channel.close()
+
     def _send(self, request: _Request) -> None:
         assert self._process is not None
         request.tries += 1

@@ -20,7 +20,7 @@ from elastic_adapter.core.checkpoint.manifest import (
 )
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch
 from elastic_adapter.core.checkpoint.paddlefile import write_paddle
-from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, Store, look_at, merged
+from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, Store, look_at, merged, write_whole
 from elastic_adapter.core.checkpoint.torchfile import write_torch
 from elastic_adapter.core.errors import ElasticError
 
@@ -63,8 +63,7 @@ def _write_part(draft: Draft, order: Order, data: memoryview) -> Draft:
         created_at=order.created_at,
         facts=order.facts,
     )
-    with draft.file(_part(order.rank)) as file:
-        file.write(manifest_to_bytes(part))
+    write_whole(draft.path / _part(order.rank), manifest_to_bytes(part))
     return draft
 
 
@@ -128,11 +127,16 @@ def _write(draft: Draft, order: Order, file: FileOrder, data: memoryview) -> Fil
     payloads = [_of(data, payload) for payload in file.payloads]
     with draft.file(file.name) as output:
         written: Written = _WRITERS[file.format](output, skeleton, payloads, algorithm=order.algorithm)
+    return entry_of(file.name, written)
+
+
+def entry_of(name: str, written: Written) -> FileEntry:
+    """What the manifest says of a file."""
     tensors = tuple(
         TensorEntry(each.name, each.shape, each.dtype, each.nbytes, each.offset, each.hash or "")
         for each in written.regions
     )
-    return FileEntry(file.name, written.size, written.hash, tensors)
+    return FileEntry(name, written.size, written.hash, tensors)
 
 
 def _of(data: memoryview, stretch: Stretch) -> memoryview:

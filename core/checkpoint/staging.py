@@ -10,6 +10,7 @@ FULL into SAVING into EMPTY. Who is killed while it fills leaves FILLING behind,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -29,8 +30,10 @@ _HEAD = struct.Struct("=QQ")
 _FACTS = struct.Struct("=qqQQ")
 _SUM = struct.Struct("=I")
 _MARK = slice(8, 16)
-# In how large pieces a buffer is touched when it is made: somebody may want to do something else in between.
+# In how large pieces a buffer is made and touched.
 _PIECE = 64 << 20
+_SMALL_PIECE = 1 << 20
+_MADV_POPULATE_WRITE = 23
 
 
 class NoRoom(ElasticError):
@@ -56,18 +59,21 @@ class StagingBuffer:
         self._view = memoryview(memory)
 
     @classmethod
-    def create(cls, path: Path, nbytes: int, between: Callable[[], None] = lambda: None) -> StagingBuffer:
-        """Make one with room for so many bytes, order included; every page of it is touched. Raises NoRoom."""
+    def create(cls, path: Path, nbytes: int, *, in_memory: bool = True) -> StagingBuffer:
+        """Make one with room for so many bytes, order included; every page of it is touched. Raises NoRoom.
+
+        Other threads run meanwhile.
+        """
         size = _PAGE + -(-nbytes // _PAGE) * _PAGE + _PAGE
-        if size > (room := _room(path.parent)):
+        if size > (room := _room(path.parent, in_memory=in_memory)):
             raise NoRoom(f"{path.parent} has room for {room >> 20} MiB, and {size >> 20} MiB are needed")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # Reserved, not only promised: a page that can't be had later would be the end of whoever touches it.
             for at in range(0, size, _PIECE):
                 os.posix_fallocate(fd, at, min(_PIECE, size - at))
-                between()
-            memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            memory = mmap.mmap(fd, size)
+            _touch(memory)
         except OSError as error:
             path.unlink()
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
@@ -98,6 +104,13 @@ class StagingBuffer:
     @property
     def mark(self) -> int:
         return int.from_bytes(self._view[_MARK], sys.byteorder)
+
+    @property
+    def step(self) -> int | None:
+        """Of the state that it holds; None: nothing whole."""
+        if self.mark not in (FULL, SAVING):
+            return None
+        return int(_FACTS.unpack_from(self._view, 16)[0])
 
     def fill(self, step: int, generation: int, order: bytes, nbytes: int, copy: Callable[[memoryview], None]) -> bool:
         """Let ``copy`` write the data, then mark it as full; False: what it held before is not saved yet."""
@@ -144,14 +157,34 @@ class StagingBuffer:
         self._view[_MARK] = mark.to_bytes(8, sys.byteorder)
 
 
-def _room(folder: Path) -> int:
+def _touch(memory: mmap.mmap) -> None:
+    """Have all pages there. Not by MAP_POPULATE: Python's mmap keeps all other threads waiting for it."""
+    size = len(memory)
+    begin = ctypes.c_char.from_buffer(memory)
+    try:
+        address, libc = ctypes.addressof(begin), ctypes.CDLL(None)
+        for at in range(0, size, _PIECE):
+            piece = ctypes.c_void_p(address + at), ctypes.c_size_t(min(_PIECE, size - at))
+            if libc.madvise(*piece, _MADV_POPULATE_WRITE):
+                break
+        else:
+            return
+    finally:
+        del begin
+    # Kernels before 5.14.
+    zeros = bytes(_SMALL_PIECE)
+    for at in range(0, size, _SMALL_PIECE):
+        memory[at : at + _SMALL_PIECE] = zeros[: size - at]
+
+
+def _room(folder: Path, *, in_memory: bool) -> int:
     """How much may be taken: what the file system has, and what the machine can do without, less a tenth.
 
     A file system in memory may promise more than there is. Whoever takes that is killed, or others are.
     """
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text().splitlines() if in_memory else ():
         if line.startswith("MemAvailable:"):
             free = min(free, int(line.split()[1]) * 1024 * 9 // 10)
     return free

@@ -34,6 +34,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     newest_first,
     obsolete,
     overtaken,
+    parse_folder,
     quarantine_name,
     temporary_name,
 )
@@ -97,21 +98,27 @@ class Draft:
         if md5:
             names = [file.name for file in manifest.files]
             sums = {name: hash_file(str(self.path / name), "md5") for name in names}
-            _write(self.path / MD5_SUMS, md5_lines(sums).encode())
-        _write(self.path / MANIFEST, manifest_to_bytes(manifest))
-        _sync_folder(self.path)
+            write_whole(self.path / MD5_SUMS, md5_lines(sums).encode())
+        write_whole(self.path / MANIFEST, manifest_to_bytes(manifest))
+        sync_folder(self.path)
 
     def publish(self) -> Path:
         """Make a prepared one a checkpoint: before the rename it is not saved, after it, it is. May be repeated."""
         place = self.place
-        if isinstance(look_at(place), Checkpoint):
-            # It has been published, or the same step of the same generation was saved before: that one stays as it is.
-            self.discard()
-        else:
-            if place.exists():
-                Store(self.root).quarantine(place)
+        try:
             os.rename(self.path, place)
-        _sync_folder(self.root)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if isinstance(look_at(place), Checkpoint):
+                # It was published before, or the same step of the same generation was: that one stays as it is.
+                self.discard()
+            elif error.errno == errno.ENOENT:
+                raise
+            else:
+                Store(self.root).quarantine(place)
+                os.rename(self.path, place)
+        sync_folder(self.root)
         return place
 
     def finish(self, manifest: Manifest, *, md5: bool = False) -> Path:
@@ -120,7 +127,7 @@ class Draft:
         return self.publish()
 
     def discard(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
 
 
 class Store:
@@ -145,7 +152,7 @@ class Store:
         """Remove drafts that nobody finishes any more."""
         stale = tuple(name for name in self._names() if is_temporary(name) and not keep(name))
         for name in stale:
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            _remove(self.root / name)
         return stale
 
     def newest_first(self) -> Iterator[Checkpoint | Broken]:
@@ -172,35 +179,35 @@ class Store:
         """Raises Damaged where a file is not what the manifest says, OSError where it can't be read."""
         manifest = checkpoint.manifest
         for file in manifest.files if how != "off" else ():
-            path, expected = str(checkpoint.path / file.name), Expected(file.size, file.hash, manifest.algorithm)
-            if how == "sample":
-                verify_sample(path, expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
-            else:
-                verify_file(path, expected, stored=stored, progress=progress)
+            path, expected = checkpoint.path / file.name, Expected(file.size, file.hash, manifest.algorithm)
+            with _named(path):
+                if how == "sample":
+                    verify_sample(str(path), expected, regions(file), share=_SHARE, seed=manifest.step, stored=stored)
+                else:
+                    verify_file(str(path), expected, stored=stored, progress=progress)
 
     def quarantine(self, path: Path, name: str | None = None) -> Path:
         """Put a broken one out of the way; it is not deleted, because somebody may want to know."""
         place = path.with_name(quarantine_name(name or path.name, set(self._names())))
         os.rename(path, place)
-        _sync_folder(self.root)
+        sync_folder(self.root)
         return place
 
     def sweep_overtaken(self, step: int, generation: int, token: str) -> tuple[str, ...]:
         """Remove the drafts of the same writers that this checkpoint came before."""
         stale = overtaken(self._names(), step, generation, token)
         for name in stale:
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            _remove(self.root / name)
         return stale
 
     def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
         """Delete what need not be kept. Each is put out of sight first, so that none is ever half deleted."""
+        if keep_last is None:
+            return ()
         complete = [each.name for each in self.newest_first() if isinstance(each, Checkpoint)]
         gone = obsolete(complete, keep_last, keep_every)
         for name in gone:
-            hidden = self.root / temporary_name(name, "pruned")
-            with contextlib.suppress(OSError):
-                os.rename(self.root / name, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+            _remove_folder(self.root / name, self.root / temporary_name(name, "pruned"))
         return gone
 
     def _names(self) -> list[str]:
@@ -216,7 +223,7 @@ def look_at(path: Path, name: str | None = None) -> Checkpoint | Broken:
         manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
     except (OSError, BadManifest) as error:
         return Broken(path, _why(error), unread=is_unread(error))
-    if folder_name(manifest.step, manifest.generation) != (name or path.name):
+    if parse_folder(name or path.name) != (manifest.step, manifest.generation):
         return Broken(path, f"its manifest is of step {manifest.step}, generation {manifest.generation}")
     return Checkpoint(path, manifest)
 
@@ -242,7 +249,7 @@ def merged(parts: Iterable[Manifest]) -> Manifest:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors of writing do not say of what file; these do."""
+    """Errors of reading and writing do not say of what file; these do."""
     try:
         yield
     except OSError as error:
@@ -251,7 +258,8 @@ def _named(path: Path) -> Iterator[None]:
         raise
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """A small file that is there with all of its content, on disk, or not at all."""
     hidden = path.with_name(temporary_name(path.name, "new"))
     with _named(path), open(hidden, "wb") as file:
         file.write(data)
@@ -260,7 +268,25 @@ def _write(path: Path, data: bytes) -> None:
     os.rename(hidden, path)
 
 
-def _sync_folder(path: Path) -> None:
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+        return
+    _remove_folder(path, path.with_name(temporary_name(path.name.lstrip("."), "swept")))
+
+
+def _remove_folder(path: Path, hidden: Path) -> None:
+    """Out of sight first, under a name of its own: it is never there by half.
+
+    Nor can it get another name while it is being deleted, which would then go on in there.
+    """
+    shutil.rmtree(hidden, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

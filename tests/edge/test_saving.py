@@ -185,7 +185,9 @@ def test_the_saver(framework, shared, tmp_path):
         for _ in range(2):
             saver.ask({"publish": {**which, "keep_last": 1}})
             path = str(root / NAME)
-            assert saver.answer() == {"published": {"path": path, "name": NAME, "step": 40, "pruned": []}}
+            assert saver.answer() == {
+                "published": {"path": path, "name": NAME, "step": 40, "pruned": [], "existed": False}
+            }
             assert os.listdir(root) == [NAME]
         saver.ask({"prepare": {**which, "world_size": 1}})
         assert saver.answer()["prepared"]["name"] == NAME
@@ -263,6 +265,7 @@ def test_a_broken_one_in_its_place(framework, shared, tmp_path):
     """What is no checkpoint does not keep another from its name."""
     staged(framework, shared, state_of(framework, 1), tmp_path)
     (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "rank_0.pt").write_text("half")
     assert isinstance(Store(tmp_path).look(NAME), Broken)
     assert finish(write_part(*taken(shared)), 1) == tmp_path / NAME
     assert isinstance(Store(tmp_path).look(NAME), Checkpoint)

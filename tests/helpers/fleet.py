@@ -48,7 +48,8 @@ class Fleet:
         self.folder = folder
         self.job = f"job-{uuid.uuid4().hex[:8]}"
         self.endpoint = endpoint
-        self._program: tuple[str | Path, ...] = (program, folder)
+        self._program: tuple[object, ...] = (program, folder)
+        self._steps = folder
         self._meet = ("--framework", framework, *self._rendezvous(backend))
         self.nodes: dict[str, Launched] = {}
         self._all: list[Launched] = []
@@ -59,6 +60,10 @@ class Fleet:
             host, _, port = self.endpoint.rpartition(":")
             return ("--master-addr", host, "--master-port", port)
         return ("--rdzv-id", self.job, "--rdzv-backend", backend, "--rdzv-endpoint", self.endpoint)
+
+    def trains_with(self, steps: Path, *program: object) -> None:
+        """Run another program than the usual one, which leaves its steps in that folder."""
+        self._steps, self._program = steps, program
 
     def start(
         self,
@@ -88,7 +93,7 @@ class Fleet:
 
     def steps(self) -> list[Step]:
         found = []
-        for path in self.folder.glob("*.steps"):
+        for path in self._steps.glob("*.steps"):
             for line in path.read_text().splitlines(keepends=True):
                 if line.endswith("\n"):
                     at, generation, size, rank, step, node = line.split()

@@ -219,10 +219,20 @@ class TestMade:
         with pytest.raises(ValueError, match=r"^ELASTIC_WORLD_SIZE must be a whole number, got 'many'$"):
             ElasticSampler(8, 1)
 
+    @pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")])
+    def test_by_another_launcher(self, monkeypatch, names):
+        """Whose ranks would otherwise all train on the same samples; our own counts more."""
+        for name, value in zip(names, ("1", "2"), strict=True):
+            monkeypatch.setenv(name, value)
+        assert list(ElasticSampler(4, 1, shuffle=False)) == [1, 3]
+        monkeypatch.setenv("ELASTIC_RANK", "0")
+        monkeypatch.setenv("ELASTIC_WORLD_SIZE", "4")
+        assert list(ElasticSampler(4, 1, shuffle=False)) == [0]
+
     def test_alone(self, monkeypatch):
         """Without a launcher it is the only rank."""
-        monkeypatch.delenv("ELASTIC_RANK", raising=False)
-        monkeypatch.delenv("ELASTIC_WORLD_SIZE", raising=False)
+        for name in ("ELASTIC_RANK", "ELASTIC_WORLD_SIZE", "RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name, raising=False)
         assert list(ElasticSampler("abc", 2, shuffle=False).batches()) == [[0, 1], [2]]
 
     @pytest.mark.parametrize(

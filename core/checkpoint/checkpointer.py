@@ -1,0 +1,470 @@
+"""Saves a training while it goes on, and restores it. For the user's program, which has it from an adapter.
+
+    ckpt = Checkpointer("/nfs/job1", model=model, optimizer=optimizer, sampler=sampler, every_steps=1000)
+    for step in range(ckpt.restore(), total):
+        ...
+        ckpt.step(step)
+
+A save copies the state into a buffer in memory; another process writes it. So the training waits for a copy, and for
+nothing else. What can't be saved is told in one line, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from elastic_adapter.core import worker
+from elastic_adapter.core.checkpoint.buffers import Buffers
+from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, states
+from elastic_adapter.core.checkpoint.files import Damaged, Refused
+from elastic_adapter.core.checkpoint.framework import Framework
+from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
+from elastic_adapter.core.checkpoint.manifest import (
+    ALGORITHMS,
+    is_quarantined,
+    newest_first,
+    parse_folder,
+)
+from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
+from elastic_adapter.core.checkpoint.own_link import is_in_use
+from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
+from elastic_adapter.core.checkpoint.restoring import Restoring, load_foreign
+from elastic_adapter.core.checkpoint.single import look_in
+from elastic_adapter.core.checkpoint.staging import NoRoom
+from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
+from elastic_adapter.core.errors import ElasticError, UserError
+
+log = logging.getLogger(__name__)
+
+FOLDER = "CHECKPOINT_PATH"
+_MINUTE_S = 60.0
+# Far longer than whoever asks for it takes to stop this process.
+_HOLD_S = 600.0
+# What another node has renamed is seen here a little later, where file systems remember what was not there.
+_SEEN_WITHIN_S = 5.0
+_PAUSE_S = 0.25
+
+
+class NotSaved(ElasticError):
+    """What was to be waited for is not saved. The training can go on."""
+
+
+class Checkpointer:
+    """See the module's text. All ranks make one, with the same arguments, and call the same methods at the same steps.
+
+    ``model`` and ``optimizer`` may be dicts of several; wrappers of data parallelism are seen through. ``extra`` is a
+    dict of the user's, or anything with ``state_dict`` and ``load_state_dict``. ``verify`` says how much of a
+    checkpoint is read back after it was written; what is restored is always checked as a whole. ``when_busy`` says what
+    to do when a save is due and the last two are still being written. ``trusted`` lets files run what they ask for.
+    """
+
+    # What the adapter's subclass gives.
+    framework: ClassVar[Callable[[], Framework]]
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        sampler: Any = None,
+        extra: Any = None,
+        rng: bool = True,
+        save_optimizer: bool = True,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        verify: str = "sample",
+        algorithm: str = "xxh3_128",
+        md5: bool = False,
+        when_busy: str = "wait",
+        trusted: bool = False,
+        link: Link | None = None,
+    ) -> None:
+        self.folder = _folder(folder)
+        _one_of("verify", verify, VERIFY)
+        _one_of("algorithm", algorithm, tuple(ALGORITHMS))
+        _one_of("when_busy", when_busy, ("wait", "skip"))
+        try:
+            self.policy = SavePolicy(every_steps, every_minutes, keep_last, keep_every)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        self._framework: Framework = type(self).framework()
+        _check(model, optimizer, scheduler, extra)
+        self._training = Training(model, optimizer, scheduler, sampler, extra, rng, save_optimizer)
+        self._restoring = Restoring(self._framework, self._training, trusted=trusted)
+        self._finishing = Finishing(verify, md5, keep_last, keep_every)
+        self._algorithm = algorithm
+        self._waits = when_busy == "wait"
+        self._trusted = trusted
+        self._store = Store(Path(self.folder))
+        self._given_link = link
+        self._epoch: int | None = None
+        self._advance = getattr(sampler, "advance", None)
+        self._done = 0
+        self._last = Saved(0, time.monotonic())
+        self._loaded: str | None = None
+        # The step that was saved last, or restored: it need not be saved again.
+        self._kept: int | None = None
+        self._opened: tuple[Link, Post, Buffers] | None = None
+        self._link: Link | None = None
+        self._prepared = False
+        self._closed = False
+        # When a save is due by the clock, where it is this rank that says so.
+        self._due_at = float("inf")
+        self._pid = os.getpid()
+
+    @property
+    def epoch(self) -> int:
+        """The user's own count of epochs, kept in checkpoints; the sampler's, as long as nobody has set it."""
+        if self._epoch is None:
+            return int(getattr(self._training.sampler, "epoch", 0))
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = int(epoch)
+
+    def restore(self, path: str | os.PathLike[str] | None = None) -> int:
+        """Go on from the newest checkpoint that is whole: the step to go on from, 0 where there is none yet.
+
+        With a path, load that instead: the folder of one checkpoint, or a file that somebody else has saved, of weights
+        or with "model", "optimizer" and so on. What it returns then is the file's "step", if it has one, else 0.
+        """
+        if path is not None:
+            return self._begin(self._restore_from(os.fspath(path)))
+        link, post, _ = self._open()
+        name = link.resume(self._find)
+        if name is not None and name != self._loaded:
+            try:
+                self._load(self._located(name, post.token), post.rank)
+            except (Damaged, OSError) as error:
+                raise link.not_restored(name, _why(error)) from error
+        if post.rank == 0:
+            self._store.sweep(lambda each: is_in_use(self._store.root / each, post.generation, post.token))
+        if name is None:
+            return self._begin(0)
+        place = parse_folder(name)
+        assert place is not None
+        log.info("goes on from %s", self._store.root / name)
+        self._kept = place[0]
+        return self._begin(place[0])
+
+    def _restore_from(self, path: str) -> int:
+        if not os.path.isdir(path):
+            return load_foreign(self._framework, self._training, path, trusted=self._trusted)
+        checkpoint = look_in(Path(path))
+        self._load(checkpoint, (self._framework.group.place() or (0, 1))[0])
+        return checkpoint.manifest.step
+
+    def step(self, step: int) -> bool:
+        """At the end of the loop's turn ``step``: save, if it is time or somebody asks for it; whether it was done."""
+        if self._advance is not None:
+            self._advance()
+        worker.progress(step)
+        if self._link is None or not self._prepared:
+            self._prepare()
+        link = self._link
+        assert link is not None
+        done = self._done = int(step) + 1
+        if self._due_at < time.monotonic():
+            self._want(link)
+        asked = link.asked(done)
+        if asked is None and (self.policy.every_steps is None or done % self.policy.every_steps):
+            if troubles := link.troubles():
+                self._tell(troubles)
+            return False
+        return self._save_at(done, asked)
+
+    def save(self, step: int | None = None, *, wait: bool = False) -> bool:
+        """Save now: at the end of the loop's turn ``step``, or of the last one that was told. All ranks call it.
+
+        With ``wait``, what could not be saved is an error, NotSaved, and what returns is on disk as far as this rank
+        can tell. Without it, whether the state was taken.
+        """
+        done = self._done if step is None else steps_done(int(step))
+        self._done = done
+        link = self._open()[0]
+        self._tell(link.troubles())
+        saved = self._try_to_save(done, wait=wait or self._waits)
+        if wait:
+            whole = link.settled()
+            troubles = link.troubles()
+            if troubles or not (saved and whole):
+                raise NotSaved("; ".join(troubles) or f"step {done} is not saved")
+        return saved
+
+    def settled(self, seconds: float | None = None) -> bool:
+        """Wait until all that was saved is on disk, as far as this rank can tell; whether that came in time."""
+        if self._opened is None or self._closed:
+            return True
+        link = self._opened[0]
+        came = link.settled(seconds)
+        self._tell(link.troubles())
+        return came
+
+    def close(self) -> None:
+        """Save no more. Without a launcher, waits for what is still being written."""
+        if self._opened is None or self._closed or os.getpid() != self._pid:
+            return
+        self._closed, self._link = True, None
+        atexit.unregister(self.close)
+        link, _, buffers = self._opened
+        link.close()
+        buffers.remove()
+        self._tell(link.troubles())
+
+    def __enter__(self) -> Checkpointer:  # noqa: PYI034
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+    def _open(self) -> tuple[Link, Post, Buffers]:
+        """Our place in the world is known when it is first needed: the group may be made after this object."""
+        if self._closed:
+            raise UserError("this Checkpointer was closed: make another one to save or restore")
+        if self._opened is None:
+            link = self._given_link or self._connect()
+            post = link.open(self.folder)
+            buffers = Buffers.at(post.folder, post.slot, self._store.root, post.token, post.busy)
+            self._opened, self._link = (link, post, buffers), link
+            self._begin(self._done)
+            atexit.register(self.close)
+        return self._opened
+
+    def _connect(self) -> Link:
+        from elastic_adapter.core.checkpoint.connect import connect
+
+        return connect(self._framework.group, polled=self.policy.every_minutes is not None)
+
+    def _begin(self, done: int) -> int:
+        self._done = done
+        self._begin_clock(done)
+        return done
+
+    def _begin_clock(self, done: int) -> None:
+        """The next save by the clock is so long after this one."""
+        self._last = Saved(done, time.monotonic())
+        minutes = self.policy.every_minutes
+        if minutes is not None and self._opened is not None and self._opened[1].rank == 0:
+            self._due_at = self._last.at + minutes * _MINUTE_S
+
+    def _want(self, link: Link) -> None:
+        """Say once that it is time; the clock begins anew with the save that comes of it, or if none does."""
+        now = time.monotonic()
+        reason = due_by_minutes(self.policy, self._done, self._last, now)
+        if reason is not None and self.policy.every_minutes is not None:
+            self._due_at = now + max(self.policy.every_minutes, 1.0) * _MINUTE_S
+            link.want(reason)
+
+    def _prepare(self) -> None:
+        """After the first step the optimizer has its state: the size of all buffers is known. Raises Refused."""
+        _, post, buffers = self._open()
+        self._prepared = True
+        if post.rank == 0 and (why := _unwritable(self.folder)):
+            self._tell((f"nothing can be saved in {self.folder}, as it seems: {why}",))
+        layout, order = self._laid_out(post, self._done)
+        buffers.prepare(_needed(layout, order))
+
+    def _save_at(self, done: int, asked: Asked | None) -> bool:
+        link = self._open()[0]
+        self._tell(link.troubles())
+        reason = asked.reason if asked is not None else due_by_steps(self.policy, done)
+        hold = asked is not None and asked.hold
+        log.debug("saves step %d: %s", done, reason)
+        saved = self._try_to_save(done, wait=self._waits or hold)
+        if hold:
+            link.hold(_HOLD_S)
+        return saved
+
+    def _try_to_save(self, done: int, *, wait: bool) -> bool:
+        """What can't be saved is told, and the training goes on."""
+        try:
+            return self._save(done, wait=wait)
+        except (OSError, NoRoom, Refused) as error:
+            self._missed(done, _why(error))
+            return False
+
+    def _save(self, done: int, *, wait: bool) -> bool:
+        link, post, buffers = self._open()
+        self._begin_clock(done)
+        if done == self._kept:
+            return True
+        layout, order = self._laid_out(post, done)
+        buffer = buffers.take(_needed(layout, order), wait=wait)
+        self._tell(buffers.notes())
+        if buffer is None:
+            self._missed(done, "the last two saves are still being written")
+            return False
+        filled = buffer.fill(
+            done, post.generation, order, layout.nbytes, lambda into: layout.copy(self._framework, into)
+        )
+        assert filled, "a buffer that is free can be filled"
+        link.staged(buffer.path, self.folder, done, self._finishing)
+        self._kept = done
+        return True
+
+    def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
+        layout = lay_out(self._framework, states(self._framework, self._training, post.rank))
+        try:
+            return layout, order_to_bytes(self._order(post, done, layout))
+        except TypeError as error:
+            raise UserError(f"the state of the sampler has to be plain JSON: {error}") from None
+
+    def _order(self, post: Post, done: int, layout: Layout) -> Order:
+        sampler = self._training.sampler
+        facts: dict[str, Any] = {"epoch": self.epoch}
+        if hasattr(sampler, "state_dict"):
+            facts["sampler"] = sampler.state_dict()
+        return Order(
+            root=self.folder,
+            token=post.token,
+            step=done,
+            generation=post.generation,
+            rank=post.rank,
+            world_size=post.world_size,
+            framework=self._framework.name,
+            versions=self._framework.versions(),
+            files=layout.files,
+            created_at=time.time(),
+            job=post.job,
+            run=post.run,
+            facts=facts,
+            algorithm=self._algorithm,
+        )
+
+    def _missed(self, done: int, why: str) -> None:
+        self._tell((f"step {done} is not saved: {why}",))
+        self._open()[0].missed(done, why)
+
+    def _tell(self, lines: tuple[str, ...] | list[str]) -> None:
+        for line in lines:
+            log.warning("%s", line)
+
+    def _find(self) -> Found:
+        """The newest checkpoint that can be loaded, which is loaded by that: to read it is to verify it."""
+        while (found := self._find_among(self._open()[1].rank)) is None:
+            pass
+        return found
+
+    def _find_among(self, rank: int) -> Found | None:
+        """None: one was deleted meanwhile, by a saver that outlived its training. So there is a newer one."""
+        broken: list[str] = []
+        for found in self._store.newest_first():
+            try:
+                if not os.path.lexists(found.path):
+                    return None
+                if isinstance(found, Broken):
+                    self._put_aside(found.path, found.why, unread=found.unread)
+                    broken.append(found.path.name)
+                    continue
+                self._restoring.check_others(found, rank)
+                self._load(found, rank)
+            except (Damaged, OSError) as error:
+                if not os.path.lexists(found.path):
+                    return None
+                self._put_aside(found.path, _why(error), unread=is_unread(error))
+                broken.append(found.path.name)
+                continue
+            names = newest_first(self._names())
+            return Found(names[names.index(found.name) :]) if found.name in names else None
+        if broken := broken or sorted(filter(is_quarantined, self._names()), reverse=True):
+            advice = "to begin from zero, name another folder, or move them away"
+            raise NotRestored(f"no checkpoint in {self.folder} is whole ({', '.join(broken[:5])}); {advice}")
+        return Found()
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._store.root)
+        except FileNotFoundError:
+            return []
+
+    def _put_aside(self, path: Path, why: str, *, unread: bool) -> None:
+        if unread:
+            log.warning("%s can't be read: %s; the one before is taken", path, why)
+            return
+        try:
+            kept = self._store.quarantine(path)
+        except OSError as error:
+            log.warning("%s is broken, and can't be renamed (%s): %s; the one before is taken", path, error, why)
+        else:
+            log.warning("%s is broken: %s; it is kept as %s, and the one before is taken", path, why, kept.name)
+
+    def _located(self, name: str, token: str) -> Checkpoint:
+        """The checkpoint that all ranks restore. One that was agreed upon, and not renamed yet, is renamed here."""
+        place = parse_folder(name)
+        if place is None:
+            raise Damaged(name, "no checkpoint is called so")
+        draft = self._store.begun(*place, token)
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while not isinstance(found := self._store.look(name), Checkpoint):
+            if isinstance(look_at(draft.path, name), Checkpoint):
+                try:
+                    draft.publish()
+                except FileNotFoundError:
+                    pass
+            elif found.path.exists() or time.monotonic() > deadline:
+                raise Damaged(str(found.path), found.why)
+            else:
+                time.sleep(_PAUSE_S)
+        return found
+
+    def _load(self, checkpoint: Checkpoint, rank: int) -> None:
+        loaded = self._restoring.read(checkpoint, rank)
+        facts = checkpoint.manifest.facts
+        self._restoring.apply(loaded, facts)
+        self._epoch = facts.get("epoch", self._epoch)
+        self._loaded = checkpoint.name
+
+
+def _folder(folder: str | os.PathLike[str] | None) -> str:
+    found = os.fspath(folder) if folder is not None else os.environ.get(FOLDER, "")
+    if not found:
+        raise UserError(f"where checkpoints are kept is not known: pass a folder to Checkpointer, or set {FOLDER}")
+    return os.path.abspath(found)
+
+
+def _check(model: Any, optimizer: Any, scheduler: Any, extra: Any) -> None:
+    """What is passed can be asked for its state."""
+    for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
+        for each in thing.values() if isinstance(thing, Mapping) else (thing,):
+            if each is not None and not hasattr(each, "state_dict"):
+                raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
+    if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
+        raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def _unwritable(folder: str) -> str | None:
+    """Why nothing can be written there: better known at the first step than at the first save."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        return error.strerror
+    return None if os.access(folder, os.W_OK) else "it is not writable for this user"
+
+
+def _needed(layout: Layout, order: bytes) -> int:
+    """How large a buffer for it has to be: the data begins at a page of its own."""
+    return layout.nbytes + len(order) + mmap.PAGESIZE
+
+
+def _why(error: Exception) -> str:
+    from elastic_adapter.core.checkpoint.saver import words
+
+    return words(error)

@@ -1,0 +1,123 @@
+"""What a checkpoint is made of: the user's things, their states, and how these lie in a buffer."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_adapter.core.checkpoint.framework import Framework
+from elastic_adapter.core.checkpoint.order import FileOrder, Stretch
+
+# Bytes are copied faster to where they are aligned.
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the user trains, and trains with. Models and optimizers may be dicts of several."""
+
+    model: Any = None
+    optimizer: Any = None
+    scheduler: Any = None
+    sampler: Any = None
+    extra: Any = None
+    # Whether to keep and restore the states of random generators.
+    rng: bool = True
+    save_optimizer: bool = True
+
+
+def several(thing: Any) -> dict[str, Any]:
+    """By what the names of its tensors begin with in a file: one thing, under nothing, or each of a dict of them."""
+    if thing is None:
+        return {}
+    return {f"{name}/": each for name, each in thing.items()} if isinstance(thing, Mapping) else {"": thing}
+
+
+def states(framework: Framework, training: Training, rank: int) -> dict[str, Any]:
+    """The files that this rank writes: rank 0 what all have in common, each its own."""
+    found: dict[str, Any] = {}
+    if rank == 0:
+        if training.model is not None:
+            found[framework.model_file] = _all(training.model, framework.model_state)
+        if training.optimizer is not None and training.save_optimizer:
+            found[framework.optimizer_file] = _all(training.optimizer, lambda each: each.state_dict())
+        others = {"scheduler": training.scheduler, "extra": training.extra}
+        if kept := {name: _all(each, _state) for name, each in others.items() if each is not None}:
+            found[framework.extra_file] = kept
+    found[framework.rank_file(rank)] = {"rng": random_states(framework) if training.rng else None}
+    return found
+
+
+def _all(thing: Any, state: Any) -> Any:
+    return {name: state(each) for name, each in thing.items()} if isinstance(thing, Mapping) else state(thing)
+
+
+def _state(thing: Any) -> Any:
+    return thing.state_dict() if hasattr(thing, "state_dict") else thing
+
+
+def random_states(framework: Framework) -> dict[str, Any]:
+    version, numbers, gauss = random.getstate()
+    found = {"python": [version, list(numbers), gauss], framework.name: framework.rng()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        legacy = numpy.random.get_state()
+        # Of its own kinds, only the first one has this form.
+        if isinstance(legacy, tuple):
+            kind, keys, *rest = legacy
+            found["numpy"] = [kind, keys.tolist(), *rest]
+    return found
+
+
+def set_random_states(framework: Framework, found: Mapping[str, Any]) -> None:
+    """Raises ValueError where the framework's do not fit."""
+    version, numbers, gauss = found["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "numpy" in found and (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, *rest = found["numpy"]
+        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
+    framework.set_rng(found[framework.name])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Files as they are to lie in a buffer's data."""
+
+    files: tuple[FileOrder, ...]
+    nbytes: int
+    # Packed skeletons, and the framework's pieces, each with its place.
+    texts: tuple[tuple[Stretch, bytes], ...]
+    pieces: Sequence[Any]
+    places: tuple[Stretch, ...]
+
+    def copy(self, framework: Framework, into: memoryview) -> None:
+        for place, text in self.texts:
+            into[place.at : place.at + place.nbytes] = text
+        framework.copy(self.pieces, [into[place.at : place.at + place.nbytes] for place in self.places])
+
+
+def lay_out(framework: Framework, files: Mapping[str, Any]) -> Layout:
+    """Where each byte of these files is to be. Nothing is copied yet."""
+    at = 0
+
+    def next_place(nbytes: int) -> Stretch:
+        nonlocal at
+        place = Stretch(at, nbytes)
+        at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return place
+
+    orders: list[FileOrder] = []
+    texts: list[tuple[Stretch, bytes]] = []
+    pieces: list[Any] = []
+    places: list[Stretch] = []
+    for name, state in files.items():
+        skeleton, found = framework.skeleton(state)
+        packed = skeleton.pack()
+        texts.append((next_place(len(packed)), packed))
+        payloads = tuple(next_place(hole.nbytes) for hole in skeleton.holes)
+        orders.append(FileOrder(name, framework.name, texts[-1][0], payloads))
+        pieces.extend(found)
+        places.extend(payloads)
+    return Layout(tuple(orders), at, tuple(texts), pieces, tuple(places))

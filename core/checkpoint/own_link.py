@@ -1,0 +1,426 @@
+"""Checkpoints without our launcher: a program that runs alone, or the ranks that another launcher started.
+
+Each process has a saver of its own, which ends with it, when it has done what it was asked for. Several ranks write
+into one draft on a file system that they share; rank 0 waits for the parts of all, and makes the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_adapter.core import frames
+from elastic_adapter.core.checkpoint.command import saver_command
+from elastic_adapter.core.checkpoint.framework import Group
+from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
+from elastic_adapter.core.checkpoint.manifest import parse_draft
+from elastic_adapter.core.checkpoint.saving import missing
+from elastic_adapter.core.checkpoint.staging import StagingBuffer
+from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
+from elastic_adapter.core.errors import ElasticError, UserError
+
+MEMORY = Path("/dev/shm")  # noqa: S108
+# How often ranks agree on whether a save is due by the clock, in seconds.
+CHECK_S = 2.0
+_MOST_STEPS = 10_000
+_CLOSE_S = 600.0
+_PARTS_S = 600.0
+_PAUSE_S = 0.05
+_YOUNG_S = 3600.0
+_TRIES = 2
+_FOLDER = re.compile(r"elastic-adapter-([0-9]+)-([0-9]+)-[0-9]+")
+_TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
+
+
+class SaverLost(ElasticError):
+    """The process that writes has ended while it was asked for something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank gives to a checkpoint, in a buffer."""
+
+    buffer: Path
+    root: str
+    step: int
+    finishing: Finishing
+
+
+class OwnLink:
+    """See the module's text. A group of None is a program that runs alone, whatever its variables say."""
+
+    def __init__(self, group: Group | None, *, polled: bool = False, memory: Path = MEMORY) -> None:
+        self._group = group
+        self._memory = memory
+        self._rank, self._size = 0, 1
+        self._token = ""
+        self._folder = memory
+        self._root = ""
+        self._saver = Saver()
+        self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="elastic-saver", daemon=True)
+        self._unsettled = 0
+        self._changed = threading.Condition()
+        self._troubles: list[str] = []
+        self._wanted: str | None = None
+        # The next step at which all ranks ask rank 0, and when they did so last.
+        self._check_at = 0 if polled else 1 << 62
+        self._checked: tuple[int, float] | None = None
+
+    def open(self, root: str) -> Post:
+        self._rank, self._size = _place(self._group)
+        self._root = root
+        self._token = self._shared(f"{_host()}-{os.getpid()}-{_started(os.getpid())}")
+        self._folder = _private_folder(self._memory)
+        self._thread.start()
+        return Post(self._rank, self._size, 0, self._folder, f"rank-{self._rank}", self._token)
+
+    def resume(self, find: Callable[[], Found]) -> str | None:
+        """Rank 0 finds out, and tells the others over the group; its error is everybody's."""
+        if self._size == 1:
+            return next(iter(find().names), None)
+        if self._rank:
+            name, why = self._shared(None)
+            if why is not None:
+                raise NotRestored(f"rank 0 did not restore: {why}")
+            return str(name) if name is not None else None
+        try:
+            name = next(iter(find().names), None)
+        except Exception as error:
+            self._shared((None, f"{type(error).__name__}: {error}"))
+            raise
+        self._shared((name, None))
+        return name
+
+    def not_restored(self, name: str, why: str) -> NotRestored:
+        """Nobody begins anew here: that is for whoever started this program."""
+        return NotRestored(f"rank {self._rank} can't restore {name}: {why}")
+
+    def asked(self, done: int) -> Asked | None:
+        if self._size == 1:
+            reason, self._wanted = self._wanted, None
+        elif done < self._check_at:
+            return None
+        else:
+            reason = self._agreed(done)
+        return Asked(reason) if reason is not None else None
+
+    def want(self, reason: str) -> None:
+        self._wanted = reason
+
+    def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
+        with self._changed:
+            self._unsettled += 1
+        self._parts.put(Part(buffer, root, step, finishing))
+
+    def missed(self, step: int, why: str) -> None:
+        """The others learn of it by a file in the draft, where there is room for one."""
+        if self._size > 1:
+            with contextlib.suppress(OSError):
+                write_whole(self._draft(step, begin=True).path / f"missed.{self._rank}", why.encode())
+
+    def hold(self, seconds: float) -> None:
+        """Nobody asks for it."""
+
+    def settled(self, seconds: float | None = None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unsettled, seconds)
+
+    def troubles(self) -> tuple[str, ...]:
+        if not self._troubles:
+            return ()
+        with self._changed:
+            told, self._troubles = tuple(self._troubles), []
+        return told
+
+    def close(self) -> None:
+        """Waits for what is being written: nobody else would finish it."""
+        if not self._thread.is_alive():
+            return
+        if self.settled(_CLOSE_S):
+            self._parts.put(None)
+            self._thread.join()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        else:
+            self._tell(f"the last checkpoint is still being written after {_CLOSE_S:g} s: it may not be finished")
+        self._saver.close()
+
+    def _shared(self, value: Any) -> Any:
+        return value if self._size == 1 or self._group is None else self._group.broadcast(value)
+
+    def _agreed(self, done: int) -> str | None:
+        """Rank 0 says whether to save, and when it is to be asked again."""
+        now = time.monotonic()
+        answer = self._shared((self._wanted, next_check(done, now, self._checked)) if self._rank == 0 else None)
+        self._checked = done, now
+        if self._rank == 0:
+            self._wanted = None
+        reason, self._check_at = answer
+        return str(reason) if reason is not None else None
+
+    def _tell(self, trouble: str) -> None:
+        with self._changed:
+            self._troubles.append(trouble)
+
+    def _draft(self, step: int, *, begin: bool = False) -> Draft:
+        store = Store(Path(self._root))
+        return (store.draft if begin else store.begun)(step, 0, self._token)
+
+    # What follows runs in a thread of its own.
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            # Before it is needed: it takes a moment.
+            self._saver.start()
+        waiting: list[tuple[Part, float]] = []
+        while True:
+            try:
+                part = self._parts.get(timeout=_PAUSE_S if waiting else None)
+            except queue.Empty:
+                pass
+            else:
+                if part is None:
+                    return
+                if self._saved(part):
+                    waiting.append((part, time.monotonic() + _PARTS_S))
+            # In order: what comes later makes an older draft useless.
+            while waiting and self._finished(*waiting[0]):
+                waiting.pop(0)
+
+    def _saved(self, part: Part) -> bool:
+        """Write this rank's part; whether there is more to be done for it, once all others have written theirs."""
+        save, *finish = self._requests(part)
+        alone = self._size == 1
+        # All at once where nobody else writes, so that it is finished even if this process is not there any more.
+        why = self._ask(part, [save, *finish] if alone else [save])
+        if why is None and not alone and self._rank == 0:
+            return True
+        self._settle(part, why)
+        return False
+
+    def _finished(self, part: Part, deadline: float) -> bool:
+        """Make a checkpoint of what all have written, if they have; whether nothing more is to be done."""
+        draft = self._draft(part.step)
+        if (why := _missed_by(draft, self._size)) is None:
+            if missing(draft, self._size) and time.monotonic() < deadline:
+                return False
+            # Whoever has not written by now is named by the answer.
+            why = self._ask(part, self._requests(part)[1:])
+        self._settle(part, why)
+        return True
+
+    def _settle(self, part: Part, why: str | None) -> None:
+        if why is not None:
+            self.missed(part.step, why)
+        with self._changed:
+            if why is not None:
+                self._troubles.append(f"step {part.step} is not saved: {why}")
+            self._unsettled -= 1
+            self._changed.notify_all()
+
+    def _requests(self, part: Part) -> list[dict[str, object]]:
+        which = {"root": part.root, "step": part.step, "generation": 0, "token": self._token}
+        finishing = asdict(part.finishing)
+        prepare = {**which, "world_size": self._size, **{name: finishing[name] for name in ("verify", "md5")}}
+        publish = {**which, **{name: finishing[name] for name in ("keep_last", "keep_every")}}
+        return [{"save": str(part.buffer)}, {"prepare": prepare}, {"publish": publish}]
+
+    def _ask(self, part: Part, requests: Sequence[dict[str, object]]) -> str | None:
+        """Have the saver do this. One that dies is replaced, and asked again for what is not done, once."""
+        for _ in range(_TRIES):
+            try:
+                answers = self._saver.ask(requests)
+            except SaverLost as lost:
+                why = str(lost)
+                requests = [each for each in requests if "save" not in each or _holds(part)]
+            except OSError as error:
+                why = f"the process that writes checkpoints can't be started ({error})"
+            else:
+                return next(filter(None, map(_why_not, answers)), None)
+        _release(part)
+        return f"{why}, again and again"
+
+
+class Saver:
+    """The process that writes, and our end of its channel."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        # A data loader that outlives this process must not keep the saver from seeing that it is gone.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def start(self) -> None:
+        """A new one, unless there is one."""
+        if self._channel is not None and self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            # In a session of its own: a Ctrl-C ends the training, and not what is being written.
+            self._process = subprocess.Popen(
+                saver_command(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def ask(self, requests: Sequence[dict[str, object]]) -> list[dict[str, Any]]:
+        """All of the requests, and then all of their answers."""
+        self.start()
+        assert self._channel is not None
+        answers: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError):
+            for request in requests:
+                frames.write(self._channel.fileno(), request)
+            while len(answers) < len(requests) and (answer := frames.read(self._channel.fileno())) is not None:
+                answers.append(answer)
+        if len(answers) < len(requests):
+            raise SaverLost(f"the process that writes checkpoints has ended{self._ended()}")
+        return answers
+
+    def close(self) -> None:
+        """It ends by itself, when it has done what it was asked for."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+
+    def _forget(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _ended(self) -> str:
+        """How, in words; the next one is asked anew."""
+        self.close()
+        code = self._process.returncode if self._process is not None else None
+        return "" if code is None else f" with signal {-code}" if code < 0 else f" with code {code}"
+
+
+def next_check(done: int, now: float, last: tuple[int, float] | None) -> int:
+    """The step at which ranks agree next: some seconds from now, by how fast the steps went since the last time."""
+    if last is None or done <= last[0]:
+        return done + 1
+    pace = (now - last[1]) / (done - last[0])
+    return done + (max(1, min(int(CHECK_S / pace), _MOST_STEPS)) if pace > 0 else _MOST_STEPS)
+
+
+def is_in_use(path: Path, generation: int, token: str) -> bool:
+    """Whether somebody may still want this draft, or this buffer beside checkpoints.
+
+    Of our own token, what this generation writes. Of another one's, what a program on this machine writes that still
+    runs; and whatever is young: it may be a training's on another machine, and we only want to see how that is.
+    """
+    found = parse_draft(path.name)
+    if f".{token}." in path.name:
+        return found is None or found[1] == generation
+    parts = _TOKEN.fullmatch(path.name.split(".")[-2])
+    if parts is not None and parts[1] == _host():
+        return _started(int(parts[2])) == parts[3]
+    with contextlib.suppress(OSError):
+        times = [path.stat().st_mtime, *(each.stat().st_mtime for each in path.iterdir())] if path.is_dir() else []
+        return time.time() - max(times, default=path.stat().st_mtime) < _YOUNG_S
+    return False
+
+
+def _place(group: Group | None) -> tuple[int, int]:
+    if group is None:
+        return 0, 1
+    if (found := group.place()) is not None:
+        return found
+    for size, how in (
+        ("WORLD_SIZE", "torch.distributed.init_process_group()"),
+        ("PADDLE_TRAINERS_NUM", "paddle.distributed.init_parallel_env()"),
+    ):
+        if os.environ.get(size, "1") not in ("", "1"):
+            ranks = os.environ[size]
+            raise UserError(
+                f"{size} is {ranks}, and there is no group of {ranks} ranks yet: call {how} before restore()"
+            )
+    return 0, 1
+
+
+def _private_folder(memory: Path) -> Path:
+    """For buffers; those of programs that are gone are taken away."""
+    with contextlib.suppress(OSError):
+        for path in memory.iterdir():
+            found = _FOLDER.fullmatch(path.name)
+            if found is not None and _started(int(found[1])) != found[2] and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
+    for number in itertools.count():
+        folder = memory / f"elastic-adapter-{os.getpid()}-{_started(os.getpid())}-{number}"
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError:
+            # Whoever makes a buffer there will tell.
+            pass
+        return folder
+    raise AssertionError("numbers do not end")
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, which tells it from a later one of the same number; None: there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _host() -> str:
+    return re.sub(r"[^0-9A-Za-z]", "-", socket.gethostname())
+
+
+def _why_not(answer: dict[str, Any]) -> str | None:
+    if "failed" in answer:
+        return str(answer["failed"])
+    published = answer.get("published", {})
+    if published.get("existed"):
+        return f"{published['path']} was there before, and stays as it is: restore() it, or name another folder"
+    return None
+
+
+def _missed_by(draft: Draft, size: int) -> str | None:
+    """Why a part will not come, if its rank has said so."""
+    for rank in range(1, size):
+        with contextlib.suppress(OSError):
+            return f"rank {rank}: {(draft.path / f'missed.{rank}').read_text()}"
+    return None
+
+
+def _holds(part: Part) -> bool:
+    """Whether its buffer still holds it: one that was written may have been filled with a later step since."""
+    try:
+        buffer = StagingBuffer.open(part.buffer)
+    except (OSError, ValueError):
+        return False
+    holds = buffer.step == part.step
+    buffer.close()
+    return holds
+
+
+def _release(part: Part) -> None:
+    if _holds(part):
+        with contextlib.suppress(OSError, ValueError):
+            buffer = StagingBuffer.open(part.buffer)
+            buffer.release()
+            buffer.close()

@@ -1,0 +1,264 @@
+"""Puts a checkpoint back into the user's things: all that is read is checked on the way, then all is applied.
+
+A model's tensors are read into directly. Who gets Damaged has a model that holds anything, and must fill it from
+another checkpoint, or end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_adapter.core.checkpoint.contents import Training, set_random_states, several
+from elastic_adapter.core.checkpoint.files import Expected, Misfit, Refused
+from elastic_adapter.core.checkpoint.framework import Framework
+from elastic_adapter.core.checkpoint.hashing import verify_file
+from elastic_adapter.core.checkpoint.manifest import FileEntry
+from elastic_adapter.core.checkpoint.store import Checkpoint
+from elastic_adapter.core.errors import UserError
+
+log = logging.getLogger(__name__)
+
+# So many names are told where many are wrong.
+_MOST_NAMED = 3
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What was read, and is not applied yet; None: the checkpoint has none of it, or nobody wants it."""
+
+    where: str
+    # States of models that can't be read into directly, by the beginnings of their names.
+    models: dict[str, Any] = field(default_factory=dict)
+    optimizer: Any = None
+    extra: Any = None
+    own: Any = None
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+class Restoring:
+    """One way of loading: into these things, by this framework."""
+
+    def __init__(self, framework: Framework, training: Training, *, trusted: bool = False) -> None:
+        self._framework = framework
+        self._training = training
+        self._trusted = trusted
+
+    def read(self, checkpoint: Checkpoint, rank: int) -> Loaded:
+        """Everything that this rank needs, checked. Raises Damaged, OSError, Misfit, Refused or UserError."""
+        framework, training, manifest = self._framework, self._training, checkpoint.manifest
+        where = str(checkpoint.path)
+        if manifest.framework != framework.name:
+            raise UserError(f"{where} was saved with {manifest.framework}, and this is {framework.name}")
+        files = {file.name: file for file in manifest.files}
+        loaded = Loaded(where)
+        if training.model is not None:
+            if framework.model_file not in files:
+                raise UserError(f"{where} holds no {framework.model_file}, and a model is to be restored")
+            loaded.models = self._fill(checkpoint, files[framework.model_file])
+        if training.optimizer is not None and (entry := files.get(framework.optimizer_file)):
+            loaded.optimizer = self._read(checkpoint, entry)
+            loaded.renamed = framework.renamed(str(checkpoint.path / framework.model_file), several(training.model))
+        if not (training.scheduler is None and training.extra is None) and (entry := files.get(framework.extra_file)):
+            loaded.extra = self._read(checkpoint, entry)
+        if training.rng and (entry := files.get(framework.rank_file(rank))):
+            loaded.own = self._read(checkpoint, entry)
+        return loaded
+
+    def check_others(self, checkpoint: Checkpoint, rank: int) -> None:
+        """The small files that the other ranks will read."""
+        known = {self._framework.model_file, self._framework.optimizer_file, self._framework.extra_file}
+        for file in checkpoint.manifest.files:
+            if file.name not in known and file.name != self._framework.rank_file(rank):
+                verify_file(str(checkpoint.path / file.name), _expected(checkpoint, file), stored=False)
+
+    def apply(self, loaded: Loaded, facts: Mapping[str, Any]) -> None:
+        """Raises UserError where what was saved does not fit to what there is."""
+        framework, training = self._framework, self._training
+        for name, state in loaded.models.items():
+            framework.set_model(several(training.model)[name], state)
+        self._apply_optimizer(loaded)
+        others = loaded.extra or {}
+        _apply_state(loaded.where, "scheduler", training.scheduler, others)
+        _apply_extra(loaded.where, training.extra, others)
+        self._apply_sampler(loaded.where, facts.get("sampler"))
+        if loaded.own is not None and loaded.own.get("rng") is not None:
+            try:
+                set_random_states(framework, loaded.own["rng"])
+            except ValueError as error:
+                log.warning("%s: the random generators are not restored: %s", loaded.where, error)
+
+    def _apply_optimizer(self, loaded: Loaded) -> None:
+        optimizer = self._training.optimizer
+        if optimizer is None:
+            return
+        if loaded.optimizer is None:
+            log.warning("%s holds no state of the optimizer (save_optimizer=False): it begins anew", loaded.where)
+            return
+        found = loaded.optimizer if isinstance(optimizer, Mapping) else {"": loaded.optimizer}
+        wanted = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+        _same_names(f"{loaded.where}/{self._framework.optimizer_file}", "optimizer", found, wanted)
+        for name, each in wanted.items():
+            try:
+                self._framework.set_optimizer(each, found[name], loaded.renamed)
+            except UserError as error:
+                raise UserError(f"{loaded.where}: the optimizer's state does not fit: {error}") from None
+
+    def _apply_sampler(self, where: str, state: Any) -> None:
+        sampler = self._training.sampler
+        if sampler is None or not hasattr(sampler, "load_state_dict"):
+            return
+        if state is None:
+            log.warning("%s holds no state of a sampler: it begins with the first sample", where)
+            return
+        try:
+            sampler.load_state_dict(state)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    def _fill(self, checkpoint: Checkpoint, file: FileEntry) -> dict[str, Any]:
+        """Read into all models that allow it; the states of the others, which are still to be applied."""
+        models = several(self._training.model)
+        targets = {begin: self._framework.targets(model) for begin, model in models.items()}
+        into = {f"{begin}{name}": each for begin, found in targets.items() for name, each in (found or {}).items()}
+        path = str(checkpoint.path / file.name)
+        if None not in targets.values():
+            _same_names(path, "tensor", [each.name for each in file.tensors], into)
+        state = self._read(checkpoint, file, into)
+        by_model = {f"{name}/": each for name, each in state.items()} if "" not in models else {"": state}
+        _same_names(path, "model", by_model, models)
+        for begin, model in models.items():
+            found = targets[begin]
+            rest = {name: value for name, value in by_model[begin].items() if found is not None and name not in found}
+            if rest:
+                self._framework.set_rest(model, rest)
+        return {begin: by_model[begin] for begin in models if targets[begin] is None}
+
+    def _read(self, checkpoint: Checkpoint, file: FileEntry, into: Mapping[str, Any] | None = None) -> Any:
+        path, expected = str(checkpoint.path / file.name), _expected(checkpoint, file)
+        try:
+            return self._framework.read(path, into, expected)
+        except (Refused, Misfit) as error:
+            # That is said of what was written only if this is what was written.
+            verify_file(path, expected, stored=False)
+            if isinstance(error, Misfit) or not self._trusted or into:
+                raise
+            return self._framework.read_trusting(path)
+
+
+def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:
+    """Load a file that somebody else has saved; its step, if it has one."""
+    return int(load_file(framework, training, path, trusted=trusted).get("step", 0))
+
+
+def load_file(framework: Framework, training: Training, path: str, *, trusted: bool) -> Any:
+    """The state of a file that somebody else has saved, put into the user's things."""
+    if not os.path.isfile(path):
+        raise UserError(f"{path} is no file that was saved by {framework.name}, and no folder of a checkpoint")
+    state = framework.read_trusting(path) if trusted else framework.read(path)
+    try:
+        _apply_foreign(framework, training, path, state)
+    except UserError as error:
+        raise UserError(f"{path}: {error}" if path not in str(error) else str(error)) from None
+    return state
+
+
+def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds beside states: its step, and what else people note."""
+    return {name: value for name, value in state.items() if isinstance(value, int | float | str | bool)}
+
+
+def _apply_foreign(framework: Framework, training: Training, path: str, state: Any) -> None:
+    """Weights, or a dict of several states."""
+    if not isinstance(state, Mapping):
+        raise UserError(f"{path} holds no dict of weights, but a value of the type {type(state).__name__}")
+    found = {name: _under(state, *keys) for name, keys in _FOREIGN.items()}
+    if path.endswith(".pdopt"):
+        found = {**dict.fromkeys(_FOREIGN), "optimizer": state}
+    elif found["model"] is None:
+        if training.model is None or isinstance(training.model, Mapping):
+            raise UserError(f"{path} holds weights of one model: pass that as model=")
+        found["model"] = state
+    if training.model is not None and found["model"] is not None:
+        for begin, model in several(training.model).items():
+            weights = found["model"][begin[:-1]] if begin else found["model"]
+            framework.set_model(model, _unwrapped(weights))
+    if training.optimizer is not None and found["optimizer"] is not None:
+        for begin, optimizer in several(training.optimizer).items():
+            framework.set_optimizer(optimizer, found["optimizer"][begin[:-1]] if begin else found["optimizer"], {})
+    if training.scheduler is not None and found["scheduler"] is not None:
+        _apply_state(path, "scheduler", training.scheduler, found)
+
+
+# How people call what they save together.
+_FOREIGN = {
+    "model": ("model", "state_dict", "model_state_dict", "model_state", "net"),
+    "optimizer": ("optimizer", "optimizer_state_dict", "optimizer_state", "opt", "optim"),
+    "scheduler": ("scheduler", "lr_scheduler", "scheduler_state_dict", "lr_scheduler_state_dict"),
+}
+
+
+def _under(state: Mapping[str, Any], *keys: str) -> Any:
+    return next((state[key] for key in keys if isinstance(state.get(key), Mapping)), None)
+
+
+def _unwrapped(weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Names without what a wrapper of data parallelism puts before them."""
+    if weights and all(isinstance(name, str) and name.startswith("module.") for name in weights):
+        return {name.removeprefix("module."): value for name, value in weights.items()}
+    return weights
+
+
+def _expected(checkpoint: Checkpoint, file: FileEntry) -> Expected:
+    return Expected(file.size, file.hash, checkpoint.manifest.algorithm)
+
+
+def _apply_extra(where: str, extra: Any, others: Mapping[str, Any]) -> None:
+    if not isinstance(extra, Mapping):
+        _apply_state(where, "extra", extra, others)
+        return
+    found = others.get("extra")
+    if found is None:
+        log.warning("%s holds no extra: it stays as it is", where)
+        return
+    for name, value in found.items():
+        if hasattr(extra.get(name), "state_dict"):
+            _apply_state(where, name, extra[name], found)
+        else:
+            extra[name] = value  # type: ignore[index]
+
+
+def _apply_state(where: str, name: str, thing: Any, found: Mapping[str, Any]) -> None:
+    if thing is None:
+        return
+    if found.get(name) is None:
+        log.warning("%s holds no state of the %s: it begins anew", where, name)
+        return
+    if isinstance(thing, Mapping):
+        for each, one in thing.items():
+            _apply_state(where, each, one, found[name])
+        return
+    load = getattr(thing, "load_state_dict", None) or thing.set_state_dict
+    try:
+        load(found[name])
+    except (ValueError, KeyError, RuntimeError, AssertionError, TypeError) as error:
+        raise UserError(f"{where}: the state of the {name} does not fit: {error}") from error
+
+
+def _same_names(path: str, what: str, found: Collection[str], wanted: Collection[str]) -> None:
+    words = []
+    found, wanted = dict.fromkeys(found), dict.fromkeys(wanted)
+    if missing := [name for name in wanted if name not in found]:
+        words.append(f"it has no {what} {_some(missing)}")
+    if unknown := [name for name in found if name not in wanted]:
+        words.append(f"the training has no {what} {_some(unknown)}, which it has")
+    if words:
+        raise UserError(f"{path} does not fit: {'; '.join(words)}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(repr, names[:_MOST_NAMED])) + more

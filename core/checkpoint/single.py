@@ -1,0 +1,135 @@
+"""One checkpoint as one folder, saved and loaded while the caller waits: for loops that keep their own books."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elastic_adapter.core.checkpoint.contents import Training, states
+from elastic_adapter.core.checkpoint.files import Damaged
+from elastic_adapter.core.checkpoint.framework import Framework
+from elastic_adapter.core.checkpoint.manifest import (
+    MANIFEST,
+    BadManifest,
+    FileEntry,
+    Manifest,
+    manifest_from_bytes,
+    temporary_name,
+)
+from elastic_adapter.core.checkpoint.paddlefile import write_paddle
+from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, values_of
+from elastic_adapter.core.checkpoint.saving import entry_of
+from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, sync_folder
+from elastic_adapter.core.checkpoint.torchfile import write_torch
+from elastic_adapter.core.errors import UserError
+
+_WRITERS: dict[str, Callable[..., Any]] = {"torch": write_torch, "paddle": write_paddle}
+_ALGORITHM = "xxh3_128"
+_AT_FDCWD = -100
+_EXCHANGE = 2
+
+
+def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> Training:
+    return Training(model, optimizer, scheduler, extra=extra)
+
+
+def save(framework: Framework, path: str | os.PathLike[str], training: Training, step: int) -> str | None:
+    """Write all of it to this folder, and return when it is on disk: its path. Ranks but 0 write nothing: None.
+
+    An older one of the same name is there until the new one is whole. Raises OSError, or Refused for what could not be
+    loaded again.
+    """
+    place = framework.group.place()
+    if place is not None and place[0]:
+        return None
+    folder = Path(os.path.abspath(path))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Draft(folder.parent, step, 0, folder.parent / temporary_name(folder.name, secrets.token_hex(4)))
+    draft.path.mkdir()
+    try:
+        files = tuple(_write(framework, draft, *each) for each in states(framework, training, 0).items())
+        world_size = place[1] if place is not None else 1
+        manifest = Manifest(
+            None, None, framework.name, framework.versions(), step, 0, world_size, _ALGORITHM, files, time.time()
+        )
+        draft.prepare(manifest)
+        _replace(draft.path, folder)
+    except BaseException:
+        draft.discard()
+        raise
+    return str(folder)
+
+
+def load(
+    framework: Framework, path: str | os.PathLike[str], training: Training, *, trusted: bool = False
+) -> dict[str, Any]:
+    """Put a folder of ``save`` or of a Checkpointer, or a file of the framework's own, back into these things.
+
+    What else was saved is in the dict that is returned: the step, and whatever was passed beside it. Raises Damaged,
+    Refused, Misfit or UserError.
+    """
+    path = os.fspath(path)
+    if os.path.isfile(path):
+        return {"step": 0, **values_of(load_file(framework, training, path, trusted=trusted))}
+    checkpoint = look_in(Path(os.path.abspath(path)))
+    restoring = Restoring(framework, training, trusted=trusted)
+    rank = (framework.group.place() or (0, 1))[0]
+    loaded = restoring.read(checkpoint, rank)
+    restoring.apply(loaded, checkpoint.manifest.facts)
+    facts = {name: value for name, value in checkpoint.manifest.facts.items() if name != "sampler"}
+    return {**facts, **(training.extra or {}), "step": checkpoint.manifest.step}
+
+
+def _write(framework: Framework, draft: Draft, name: str, state: Any) -> FileEntry:
+    skeleton, pieces = framework.skeleton(state)
+    views, owners = framework.views(pieces)
+    with draft.file(name) as output:
+        written = _WRITERS[framework.name](output, skeleton, views, algorithm=_ALGORITHM)
+    del owners
+    return entry_of(name, written)
+
+
+def _replace(made: Path, place: Path) -> None:
+    """Put a folder in the place of another one, in one step where the file system can."""
+    if not place.exists():
+        os.rename(made, place)
+    elif _exchanged(made, place):
+        Draft(made.parent, 0, 0, made).discard()
+    else:
+        old = _old(place)
+        Draft(made.parent, 0, 0, old).discard()
+        os.rename(place, old)
+        os.rename(made, place)
+        Draft(made.parent, 0, 0, old).discard()
+    sync_folder(place.parent)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return not renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE)
+
+
+def _old(place: Path) -> Path:
+    return place.with_name(temporary_name(place.name, "old"))
+
+
+def look_in(folder: Path) -> Checkpoint:
+    """The checkpoint that a folder is, whatever it is called. Raises Damaged or UserError."""
+    if not folder.exists() and _old(folder).exists():
+        # Whoever was about to replace it was killed in between.
+        folder = _old(folder)
+    try:
+        return Checkpoint(folder, manifest_from_bytes((folder / MANIFEST).read_bytes()))
+    except BadManifest as error:
+        raise Damaged(str(folder), str(error)) from None
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is no checkpoint: it has no {MANIFEST}; pass a folder or a file that was saved"
+        ) from None

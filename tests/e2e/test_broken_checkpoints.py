@@ -1,0 +1,188 @@
+"""What can go wrong with checkpoints under the launcher: broken ones, late ones, full disks, and savers that are slow."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from elastic_adapter.core.checkpoint.manifest import folder_name
+from helpers.fleet import Fleet
+from helpers.saving_scripts import TRAININGS, Training
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRAININGS["torch"])
+    return path
+
+
+@pytest.fixture
+def training(tmp_path):
+    return Training(tmp_path, "one")
+
+
+@pytest.fixture
+def train(launch, script):
+    """Start it on this machine, with two workers."""
+
+    def start(training, steps, *flags, step_s=0.005, every=5, **more):
+        command = ("--framework", "torch", "--nproc-per-node", 2, "--no-standby", *flags)
+        return launch(*command, script, *training.args(steps, step_s, every, **more))
+
+    return start
+
+
+def flip(path, at=-200):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def saver(launched):
+    return next(pid for pid, command in launched.family().items() if "checkpoint.saver" in command)
+
+
+def test_the_newest_is_broken(train, training):
+    """It is named and put aside, and all ranks go on from the one before; if none is whole, nobody begins from zero."""
+    assert train(training, 15).finish() == 0
+    flip(training.root / folder_name(15, 1) / "model.pt")
+    again = train(training, 20)
+    assert again.finish() == 0, again.text
+    again.seen(rf"{folder_name(15, 1)} is broken: .*model\.pt.*kept as {folder_name(15, 1)}\.broken")
+    again.seen("begins at step 10", times=2)
+    assert training.committed() == [20, 15, 10, 5]
+    for step in (20, 15, 10, 5):
+        shutil.rmtree(training.root / folder_name(step, 1) / "rank-00001.pt", ignore_errors=True)
+        os.truncate(training.root / folder_name(step, 1) / "rank-00001.pt", 10)
+    hopeless = train(training, 25)
+    assert hopeless.finish() != 0
+    hopeless.seen("no checkpoint in .* is whole")
+    third = train(training, 25, "--max-restarts", 1)
+    assert third.finish() != 0, "what was put aside is not forgotten"
+    assert "begins at step" not in hopeless.text + third.text
+
+
+def test_a_rank_that_can_not_load(etcd, fleets, script, training, tmp_path):
+    """It reports it, and all begin anew from the one before, uncharged; no rank falls back alone."""
+    first = Fleet(tmp_path, etcd.endpoint, "2", "--no-standby", framework="torch", program=script)
+    first.trains_with(training.out, script, *training.args(15, 0.0))
+    fleets(first).start("a")
+    first.start("b")
+    assert {node.finish() for node in first.nodes.values()} == {0}, first.text
+    elsewhere = Training(tmp_path, "elsewhere")
+    shutil.copytree(training.root, elsewhere.root)
+    flip(elsewhere.root / folder_name(15, 1) / "model.pt")
+    job = fleets(Fleet(tmp_path, etcd.endpoint, "2", "--no-standby", framework="torch", program=script))
+    job.trains_with(training.out, script)
+    # The first one has rank 0, and finds it whole.
+    job.start("a", script=training.args(17, 0.0, 0)).seen("this node leads")
+    job.start("b", script=(elsewhere.root, *training.args(17, 0.0, 0)[1:]))
+    assert {node.finish() for node in job.nodes.values()} == {0}, job.text
+    assert f"can't restore {folder_name(15, 1)}" in job.text
+    for node in job.nodes.values():
+        node.seen(r"generation 2 rank \d of 2 begins at step 10")
+        assert "begins at step 15" not in "\n".join(line for line in node.lines if "rank 1 " in line)
+    assert "restart 1 of" not in job.text
+    assert (training.root / folder_name(15, 1)).exists(), "it was whole for rank 0"
+
+
+def test_the_saver_outlives_the_worker(train, training):
+    """What was staged before a worker died is committed, and the next generation waits for it."""
+    training.let(10)
+    launched = train(training, 20, "--max-restarts", 2, every=10)
+    launched.seen(r"begins at step 0", times=2)
+    # Too early for a save.
+    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    pids = [int(line.rpartition(" ")[2]) for line in launched.lines if "begins at step 0" in line]
+    until_done(training, 10)
+    os.kill(pids[1], signal.SIGKILL)
+    launched.seen("waiting for the checkpoint of step 10, which is being written")
+    os.kill(stopped, signal.SIGCONT)
+    launched.seen("generation 2 rank . of 2 begins at step 10", times=2)
+    training.let(20)
+    assert launched.finish() == 0, launched.text
+    assert training.committed() == [20, 10]
+
+
+def test_a_late_save_of_an_older_generation(train, training):
+    """It never becomes a checkpoint: the next generation did not wait for it, and has its own."""
+    training.let(10)
+    launched = train(training, 20, "--max-restarts", 2, "--checkpoint-wait", 0.5, every=10)
+    launched.seen(r"begins at step 0", times=2)
+    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    pids = [int(line.rpartition(" ")[2]) for line in launched.lines if "begins at step 0" in line]
+    until_done(training, 10)
+    os.kill(pids[0], signal.SIGKILL)
+    launched.seen("is not waited for any longer")
+    launched.seen("generation 2 rank . of 2 begins at step 0", times=2)
+    os.kill(stopped, signal.SIGCONT)
+    training.let(20)
+    assert launched.finish() == 0, launched.text
+    assert sorted(os.listdir(training.root)) == [folder_name(10, 2), folder_name(20, 2)]
+
+
+def until_done(training, steps):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        done = [each.step for each in training.used()]
+        if done.count(steps - 1) == 2:
+            # The step is done, and what it is saved as is staged in a moment.
+            time.sleep(0.5)
+            return
+        time.sleep(0.01)
+    pytest.fail(f"step {steps - 1} was not done")
+
+
+def test_the_saver_is_killed(train, training):
+    """Another one takes its place, and nothing is lost."""
+    training.let(10)
+    launched = train(training, 30, every=5)
+    launched.seen("checkpoint of step 10 is committed")
+    os.kill(saver(launched), signal.SIGKILL)
+    training.let(30)
+    assert launched.finish() == 0, launched.text
+    assert training.committed()[0] == 30
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB."""
+    if os.getuid() != 0:
+        pytest.skip("only root can make a file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", place], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_the_disk_is_full(train, training, small_disk):
+    """That is told in one line; the training goes on to its end, and the last good checkpoint is untouched."""
+    training.root = small_disk / "checkpoints"
+    launched = train(training, 100, every=10)
+    assert launched.finish() == 0, launched.text
+    launched.seen(r"no checkpoint of step \d+: .*No space left on device")
+    assert {end["step"] for end in training.ends.values()} == {100}
+    assert training.committed()[-1] == 10
+    # With some room again, saving goes on where it is.
+    for name in sorted(os.listdir(training.root))[:-1]:
+        shutil.rmtree(training.root / name)
+    last = training.committed()[0]
+    again = train(training, 110, every=10, keep_last=1)
+    assert again.finish() == 0, again.text
+    again.seen(f"begins at step {last}", times=2)
+    assert training.committed() == [110]

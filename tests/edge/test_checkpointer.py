@@ -1,0 +1,897 @@
+"""Checkpoints of real trainings, in both frameworks: what is saved is restored bit by bit, or it is known not to be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_adapter.core.checkpoint.checkpointer import NotSaved
+from elastic_adapter.core.checkpoint.files import Damaged, Misfit, Refused
+from elastic_adapter.core.checkpoint.link import Asked, NotRestored
+from elastic_adapter.core.checkpoint.manifest import folder_name
+from elastic_adapter.core.checkpoint.own_link import OwnLink
+from elastic_adapter.core.checkpoint.saver import put_together, save
+from elastic_adapter.core.checkpoint.staging import FULL, StagingBuffer
+from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.errors import UserError
+from helpers.etcd_servers import free_ports
+from helpers.links import PlayedLink
+from helpers.trainings import TRAININGS
+
+# paddle tells this with every step.
+pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track global mean")
+
+
+@pytest.fixture(params=["torch", "paddle"])
+def kind(request):
+    return TRAININGS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def told(caplog):
+    caplog.set_level(logging.INFO, logger="elastic_adapter.core.checkpoint")
+    return caplog
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def make(root):
+    """Checkpointers that are closed at the end, of a training and without our launcher unless the test says otherwise."""
+    made = []
+
+    def make(training, folder=root, **options):
+        options = {**training.things(), **options}
+        made.append(training.adapter().Checkpointer(folder, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Small file systems in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("a file system of its own needs root")
+    places = []
+
+    def mount(name, size):
+        place = tmp_path / name
+        place.mkdir(exist_ok=True)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=False).returncode:
+            pytest.skip("nothing can be mounted here")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def train(training, checkpointer, steps, start=0):
+    losses = []
+    for step in range(start, steps):
+        losses.append(training.turn())
+        checkpointer.step(step)
+    return losses
+
+
+def saved(make, kind, *steps, **options):
+    """A training that has saved after so many steps each."""
+    training = kind()
+    with make(training, **options) as checkpointer:
+        for step in range(max(steps)):
+            training.turn()
+            checkpointer.step(step)
+            if step + 1 in steps:
+                checkpointer.save(wait=True)
+    return training
+
+
+def names(root):
+    return sorted(os.listdir(root))
+
+
+def lines(told):
+    return [record.getMessage() for record in told.records if record.levelno >= logging.WARNING]
+
+
+def test_the_framework_reads_it(make, kind, root):
+    """Its own files, by its own loader; all that is known of them is in the manifest."""
+    training = kind()
+    with make(training, every_steps=2, extra={"best": 0.5}) as checkpointer:
+        checkpointer.epoch = 4
+        assert checkpointer.restore() == 0
+        train(training, checkpointer, 3)
+    (name,) = names(root)
+    assert name == folder_name(2, 0)
+    assert names(root / name) == sorted([*training.files, "manifest.json"])
+    found = Store(root).look(name)
+    assert (found.manifest.step, found.manifest.world_size, found.manifest.framework) == (2, 1, training.name)
+    assert found.manifest.facts["epoch"] == 4
+    assert found.manifest.facts["sampler"]["position"] == 8
+    model, optimizer, extra, own = (training.load(root / name / each) for each in training.files)
+    assert list(model) == list(training.model.state_dict())
+    assert set(optimizer) == set(training.optimizer.state_dict())
+    assert extra["extra"] == {"best": 0.5}
+    assert extra["scheduler"]["last_epoch"] == 2
+    assert set(own["rng"]) == {"python", "numpy", training.name}
+
+
+def test_it_goes_on_bit_by_bit(make, kind, root):
+    """As if nothing had happened: weights, Adam, schedule, dropout, all random numbers, and the data."""
+    whole = kind()
+    with make(whole, root.with_name("other")) as checkpointer:
+        losses = train(whole, checkpointer, 9)
+    first = kind()
+    with make(first, every_steps=5) as checkpointer:
+        train(first, checkpointer, 7)
+    again = kind()
+    again.turn()
+    with make(again, every_steps=5) as checkpointer:
+        assert checkpointer.restore() == 5
+        assert again.sampler.position == 20
+        assert train(again, checkpointer, 9, 5) == losses[5:]
+    assert again.values() == whole.values()
+
+
+def test_a_wrapped_model(make, kind, root):
+    """What is saved and restored is the model itself: its names begin with no module."""
+    training = kind()
+    plain = list(training.model.state_dict())
+    with make(training, model=training.wrapped()) as checkpointer:
+        training.turn()
+        checkpointer.step(0)
+        checkpointer.save(wait=True)
+    assert list(training.load(root / folder_name(1, 0) / training.files[0])) == plain
+    for wrapped in (False, True):
+        again = kind()
+        with make(again, **({"model": again.wrapped()} if wrapped else {})) as checkpointer:
+            assert checkpointer.restore() == 1
+        assert again.values() == training.values()
+
+
+def test_several_models_and_optimizers(make, kind):
+    """As dicts; and a dict of the user's, with an object in it."""
+
+    class Meter:
+        total = 0
+
+        def state_dict(self):
+            return {"total": self.total}
+
+        def load_state_dict(self, state):
+            self.total = state["total"]
+
+    def things(first, second, meter):
+        return {
+            "model": {"one": first.model, "two": second.model},
+            "optimizer": {"one": first.optimizer, "two": second.optimizer},
+            "scheduler": {"one": first.scheduler, "two": second.scheduler},
+            "extra": {"meter": meter, "best": [1.5, "x"], "weights": first.framework.ones([3])},
+        }
+
+    first, second, meter = kind(), kind(width=6), Meter()
+    first.turn()
+    second.turn()
+    meter.total = 7
+    with make(first, **things(first, second, meter)) as checkpointer:
+        checkpointer.save(3, wait=True)
+    left, right, other = kind(), kind(width=6), Meter()
+    given = things(left, right, other)
+    given["extra"] = {"meter": other}
+    with make(left, **given) as checkpointer:
+        assert checkpointer.restore() == 4
+    assert (left.values(), right.values(), other.total) == (first.values(), second.values(), 7)
+    assert given["extra"]["best"] == [1.5, "x"]
+    assert given["extra"]["weights"].tolist() == [1, 1, 1]
+
+
+def test_an_extra_of_its_own(make, kind):
+    """Anything with state_dict and load_state_dict."""
+    training, other = kind(), kind()
+    training.turn()
+    with make(training, extra=training.scheduler, scheduler=None) as checkpointer:
+        checkpointer.save(0, wait=True)
+    with make(other, extra=other.scheduler, scheduler=None) as checkpointer:
+        checkpointer.restore()
+    assert other.scheduler.last_epoch == training.scheduler.last_epoch == 1
+
+
+BREAKS = {
+    "truncated": lambda place, files: os.truncate(place / files[1], (place / files[1]).stat().st_size - 1),
+    "flipped": lambda place, files: flip(place / files[0]),
+    "flipped own": lambda place, files: flip(place / files[3]),
+    "missing": lambda place, files: (place / files[0]).unlink(),
+    "version": lambda place, _: (place / "manifest.json").write_text(
+        (place / "manifest.json").read_text().replace('"format":1', '"format":99', 1)
+    ),
+}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_broken_one(make, kind, root, told, how):
+    """It is named in one line and kept out of the way; the one before is restored."""
+    before = saved(make, kind, 2, 4).files
+    BREAKS[how](root / folder_name(4, 0), before)
+    reference = saved(make, kind, 2, folder=root.with_name("reference"))
+    told.clear()
+    again = kind()
+    with make(again) as checkpointer:
+        assert checkpointer.restore() == 2
+        assert again.values() == reference.values()
+        train(again, checkpointer, 4, 2)
+        checkpointer.save(wait=True)
+    (line,) = lines(told)
+    assert line.startswith(f"{root / folder_name(4, 0)} is broken: ")
+    assert "\n" not in line
+    assert f"kept as {folder_name(4, 0)}.broken" in line
+    assert names(root) == [folder_name(2, 0), folder_name(4, 0), f"{folder_name(4, 0)}.broken"]
+
+
+def test_none_is_whole(make, kind, root, told):
+    """Then nothing is begun from zero, today or tomorrow."""
+    training = saved(make, kind, 1, 2)
+    for step in (1, 2):
+        flip(root / folder_name(step, 0) / training.files[0])
+    for _ in range(2):
+        with pytest.raises(NotRestored, match=rf"no checkpoint in {root} is whole .*to begin from zero"):
+            make(kind()).restore()
+    assert len([line for line in lines(told) if "is broken" in line]) == 2
+
+
+def test_what_can_t_be_read_is_not_broken(make, kind, root, told, monkeypatch):
+    """A device that fails says nothing of the file: it stays where it is."""
+    saved(make, kind, 1, 2)
+    real = os.preadv
+
+    def failing(fd, *rest):
+        if folder_name(2, 0) in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(5, "Input/output error")
+        return real(fd, *rest)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    assert make(kind()).restore() == 1
+    assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
+    assert "can't be read: Input/output error; the one before is taken" in lines(told)[0]
+
+
+class TestMisfits:
+    """The user's mistakes: a clear error, and the checkpoint stays as it is."""
+
+    @pytest.fixture(autouse=True)
+    def kept(self, root):
+        yield
+        assert names(root) == [folder_name(1, 0)]
+
+    def test_shapes(self, make, kind):
+        saved(make, kind, 1)
+        with pytest.raises(Misfit, match=r"model\.\w+ does not fit: .* has the shape"):
+            make(kind(width=9)).restore()
+
+    def test_names(self, make, kind):
+        saved(make, kind, 1)
+        other = kind()
+        with pytest.raises(UserError, match=r"it has no tensor '4\.\w+'.*; the training has no tensor '3\.\w+'"):
+            make(other, model=renumbered(other)).restore()
+
+    def test_a_dataset_of_another_size(self, make, kind):
+        saved(make, kind, 1)
+        with pytest.raises(UserError, match="a dataset of another size: 50, here it is 51"):
+            make(kind(size=51)).restore()
+
+    def test_another_framework(self, make, kind):
+        saved(make, kind, 1)
+        other = TRAININGS["paddle" if kind.name == "torch" else "torch"]()
+        with pytest.raises(UserError, match=f"was saved with {kind.name}, and this is {other.name}"):
+            make(other).restore()
+
+
+def renumbered(training):
+    """The same layers, the last one under another name."""
+    nn = training.framework.nn
+    *first, last = training.model.children()
+    return nn.Sequential(*first, nn.Identity(), last)
+
+
+def test_without_the_optimizer(make, kind, told):
+    """What was not saved begins anew, and that is told."""
+    training = saved(make, kind, 2, save_optimizer=False)
+    again = kind()
+    with make(again) as checkpointer:
+        assert checkpointer.restore() == 2
+    model = {name: each for name, each in training.values().items() if name.startswith("model")}
+    assert again.values() == model
+    assert "holds no state of the optimizer (save_optimizer=False): it begins anew" in lines(told)[-1]
+
+
+class TestForeignFiles:
+    """Saved by others, with the framework's own save."""
+
+    def test_weights(self, make, kind, tmp_path):
+        training, again = kind(), kind()
+        training.turn()
+        path = tmp_path / f"weights{Path(training.files[0]).suffix}"
+        training.save(training.model.state_dict(), path)
+        assert make(again).restore(path) == 0
+        assert again.values() == {name: each for name, each in training.values().items() if name.startswith("model")}
+
+    def test_several_states_and_a_step(self, make, kind, tmp_path):
+        training = kind.afresh()
+        for _ in range(2):
+            training.turn()
+        state = {
+            "model": training.model.state_dict(),
+            "optimizer": training.optimizer.state_dict(),
+            "scheduler": training.scheduler.state_dict(),
+            "step": 2,
+        }
+        training.save(state, tmp_path / "all")
+        again = kind.afresh()
+        assert make(again).restore(tmp_path / "all") == 2
+        assert again.values() == training.values()
+        assert again.scheduler.last_epoch == 2
+
+    def test_names_of_a_wrapper(self, make, kind, tmp_path):
+        training, again = kind(), kind()
+        training.turn()
+        state = {f"module.{name}": each for name, each in training.model.state_dict().items()}
+        training.save(state, tmp_path / "wrapped")
+        make(again).restore(tmp_path / "wrapped")
+        assert again.values() == {name: each for name, each in training.values().items() if name.startswith("model")}
+
+    def test_what_does_not_fit(self, make, kind, tmp_path):
+        training = kind()
+        training.save(training.model.state_dict(), tmp_path / "weights")
+        with pytest.raises(UserError, match=rf"{tmp_path / 'weights'}: the model does not take this state"):
+            make(kind(width=9)).restore(tmp_path / "weights")
+        with pytest.raises(UserError, match="/nowhere is no file that was saved by"):
+            make(kind()).restore("/nowhere")
+
+    def test_the_folder_of_one_checkpoint(self, make, kind, root):
+        """Any of them, by its path; no other is looked at."""
+        saved(make, kind, 1, 2)
+        reference = saved(make, kind, 1, folder=root.with_name("reference"))
+        again = kind()
+        assert make(again).restore(root / folder_name(1, 0)) == 1
+        assert again.values() == reference.values()
+        with pytest.raises(UserError, match="is no checkpoint"):
+            make(kind()).restore(root)
+
+    def test_a_malicious_one(self, make, kind, tmp_path):
+        """It is refused by what it wants to call, and nothing of it runs; unless it is trusted."""
+        path = tmp_path / "evil"
+        evil = malicious(kind, path, tmp_path / "ran")
+        for loads in (make(kind()).restore, lambda path: kind().adapter().load_checkpoint(path, model=kind().model)):
+            with pytest.raises(Refused, match=rf"{path} was refused: it asks for .*mkdir"):
+                loads(str(path))
+        assert not (tmp_path / "ran").exists()
+        make(evil, trusted=True).restore(path)
+        assert (tmp_path / "ran").exists()
+
+
+def malicious(kind, path, trace):
+    """A file of weights that makes a folder when it is loaded by one who runs it."""
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(trace),)
+
+    training = kind()
+    if kind.name == "torch":
+        training.framework.save({**training.model.state_dict(), "0.evil": Evil()}, str(path))
+        # What it leaves behind has no place in a model.
+        training.model.register_load_state_dict_post_hook(lambda _, keys: keys.unexpected_keys.clear())
+    else:
+        state = {name: each.numpy() for name, each in training.model.state_dict().items()}
+        path.write_bytes(pickle.dumps({"model": state, "0.evil": Evil()}, protocol=4))
+    return training
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_modes_are_the_umask_s(make, kind, root, umask):
+    """Colleagues may read what the user lets them."""
+    before = os.umask(umask)
+    try:
+        saved(make, kind, 1)
+    finally:
+        os.umask(before)
+    place = root / folder_name(1, 0)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o777 & ~umask
+    assert {stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()} == {0o666 & ~umask}
+
+
+def test_md5sum_is_content(make, kind, root):
+    """With md5=True there is a list for md5sum."""
+    saved(make, kind, 1, md5=True, algorithm="sha256", verify="full")
+    place = root / folder_name(1, 0)
+    assert Store(root).look(place.name).manifest.algorithm == "sha256"
+    assert subprocess.run(["md5sum", "-c", "checkpoints.md5"], cwd=place, stdout=-3, check=False).returncode == 0
+
+
+def test_what_is_kept(make, kind, root):
+    """The last ones, and those for ever."""
+    training = kind()
+    with make(training, every_steps=1, keep_last=2, keep_every=3) as checkpointer:
+        train(training, checkpointer, 8)
+    assert names(root) == [folder_name(step, 0) for step in (3, 6, 7, 8)]
+
+
+def test_by_the_clock(make, kind, root):
+    """Alone, it is saved when it is time: here, always; without a step in between, never."""
+    training = kind()
+    with make(training, every_minutes=1e-9) as checkpointer:
+        train(training, checkpointer, 2)
+    assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
+
+
+def test_a_full_disk(make, kind, mounted, told):
+    """The training goes on, one line says why, and what was saved before is untouched."""
+    root = mounted("small", "200k")
+    training = kind(width=600)
+    with make(training, root) as checkpointer:
+        train(training, checkpointer, 1)
+        checkpointer.save(wait=True)
+        train(training, checkpointer, 2, 1)
+        checkpointer.save()
+        assert checkpointer.settled(30)
+        train(training, checkpointer, 3, 2)
+        with pytest.raises(NotSaved, match=r"step 3 is not saved: .*No space left on device .*untouched"):
+            checkpointer.save(wait=True)
+    (line,) = lines(told)
+    assert line.startswith(f"step 2 is not saved: {root}/")
+    assert "No space left on device (make room there" in line
+    assert line.endswith("the last good checkpoint is untouched")
+    assert names(root) == [folder_name(1, 0)]
+    again = kind(width=600)
+    assert make(again, root).restore() == 1
+
+
+def test_a_folder_that_is_read_only(make, kind, mounted, told):
+    """As a full one."""
+    root = mounted("frozen", "4m")
+    saved(make, kind, 1, folder=root)
+    subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+    training = kind()
+    with make(training, root, every_steps=2) as checkpointer:
+        assert checkpointer.restore() == 1
+        train(training, checkpointer, 3, 1)
+    first, line = lines(told)
+    assert first == f"nothing can be saved in {root}, as it seems: it is not writable for this user"
+    assert line.startswith(f"step 2 is not saved: {root}/")
+    assert "Read-only file system (it is mounted to be read only); the last good checkpoint is untouched" in line
+
+
+def test_too_little_memory(make, kind, root, mounted, told):
+    """States are copied to files beside the checkpoints then; that is told once, and they go at the end."""
+    memory = mounted("memory", "64k")
+    training = kind(width=600)
+    with make(training, every_steps=1, link=OwnLink(None, memory=memory)) as checkpointer:
+        train(training, checkpointer, 3)
+        assert any(name.startswith(".staging-") for name in names(root))
+    (line,) = lines(told)
+    assert f"{memory}" in line
+    assert "has room for 0 MiB" in line
+    assert f"states are copied to {root}/.staging-" in line
+    assert names(root) == [folder_name(step, 0) for step in (1, 2, 3)]
+
+
+def test_no_memory_at_all(make, kind, mounted, told):
+    """Neither there nor beside the checkpoints: one line for each save, and the training goes on."""
+    root = mounted("small", "64k")
+    training = kind(width=600)
+    with make(training, root, every_steps=2, link=OwnLink(None, memory=mounted("memory", "64k"))) as checkpointer:
+        train(training, checkpointer, 4)
+        with pytest.raises(NotSaved):
+            checkpointer.save(5, wait=True)
+    assert [line.partition(":")[0] for line in lines(told)][:2] == ["step 2 is not saved", "step 4 is not saved"]
+    assert f"{root} has room for" in lines(told)[0]
+    assert names(root) == []
+
+
+def test_room_for_one_copy(make, kind, root, mounted, told):
+    """A save waits for the one before it then."""
+    training = kind()
+    with make(training, every_steps=1, link=OwnLink(None, memory=mounted("memory", "130k"))) as checkpointer:
+        train(training, checkpointer, 4)
+    (line,) = lines(told)
+    assert "a save has to wait for the one before it" in line
+    assert names(root) == [folder_name(step, 0) for step in (1, 2, 3, 4)]
+
+
+def savers():
+    """The savers that this process has started."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return [pid for pid in found if b"checkpoint.saver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_saver_that_is_killed(make, kind, root, told):
+    """Another one takes its place, and what it had not written is written."""
+    training = kind()
+    with make(training, every_steps=1) as checkpointer:
+        for step in range(4):
+            training.turn()
+            checkpointer.step(step)
+            for pid in savers():
+                os.kill(pid, signal.SIGKILL)
+            assert checkpointer.settled(60)
+        assert lines(told) == []
+    assert names(root) == [folder_name(step, 0) for step in (1, 2, 3, 4)]
+    assert [Store(root).trouble(each) for each in Store(root).newest_first()] == [""] * 4
+
+
+def test_a_saver_that_is_killed_again_and_again(make, kind, root, told, monkeypatch):
+    """The training does not wait for ever, and knows what is not saved."""
+    monkeypatch.setattr(
+        "elastic_adapter.core.checkpoint.own_link.saver_command", lambda _: [sys.executable, "-c", "exit(3)"]
+    )
+    training = kind()
+    with make(training, every_steps=1) as checkpointer:
+        train(training, checkpointer, 4)
+        assert checkpointer.settled(60)
+    assert [line.partition(":")[0] for line in lines(told)] == [f"step {step} is not saved" for step in (1, 2, 3, 4)]
+    assert "the process that writes checkpoints has ended with code 3, again and again" in lines(told)[0]
+
+
+def test_buffers_are_taken_away(make, kind):
+    """Nothing stays in memory; what a program that was killed has left there goes when the next one begins."""
+    stale = Path("/dev/shm") / "elastic-adapter-1234567890-1-0"
+    stale.mkdir()
+    training = kind()
+    with make(training, every_steps=1) as checkpointer:
+        train(training, checkpointer, 1)
+        assert checkpointer.settled(30)
+        (folder,) = Path("/dev/shm").glob(f"elastic-adapter-{os.getpid()}-*")
+        assert not stale.exists()
+    assert not folder.exists()
+
+
+class TestLinks:
+    """What is asked of whoever runs the training, and what comes of it."""
+
+    def test_a_save_that_is_asked_for(self, make, kind, root, tmp_path):
+        """At that very step; and the world is not left before it is held."""
+        training, link = kind(), PlayedLink(tmp_path / "memory")
+        link.asks = {2: Asked("somebody joins"), 3: Asked("a drain", hold=True)}
+        checkpointer = make(training, link=link, every_steps=3)
+        train(training, checkpointer, 4)
+        assert link.calls == ["open", ("staged", 2), ("staged", 3), "hold"]
+        assert names(root) == [folder_name(2, 3), folder_name(3, 3)]
+        manifest = Store(root).look(folder_name(3, 3)).manifest
+        assert (manifest.job, manifest.run, manifest.generation) == ("job", "7", 3)
+
+    def test_time_is_told_once(self, make, kind, tmp_path):
+        """By rank 0, until something is saved."""
+        for rank in (0, 1):
+            training, link = kind(), PlayedLink(tmp_path / f"memory{rank}", rank=rank, world_size=2, writes=False)
+            checkpointer = make(training, link=link, every_minutes=1e-9)
+            train(training, checkpointer, 2)
+            checkpointer.save()
+            train(training, checkpointer, 4, 2)
+            wants = [call[0] for call in link.calls if call[0] == "want"]
+            assert len(wants) == (0 if rank else 2)
+
+    def test_each_rank_writes_its_part(self, make, kind, tmp_path):
+        """Rank 0 what all have in common, the others their random states; each as small as that."""
+        for rank in (0, 1):
+            training = kind()
+            link = PlayedLink(tmp_path / f"memory{rank}", rank=rank, world_size=2, writes=False)
+            make(training, link=link).save(0)
+            answer = save(link.buffers[0])
+        files = names(tmp_path / "checkpoints" / answer["draft"])
+        expected = [*training.files[:4], training.files[3].replace("0.", "1.")]
+        assert files == sorted([*expected, "part.0.json", "part.1.json"])
+
+    def test_a_named_one_that_is_not_whole(self, make, kind, root, tmp_path):
+        """All begin anew with another one: that is not ours to decide, and nothing is renamed."""
+        training = saved(make, kind, 1)
+        flip(root / folder_name(1, 0) / training.files[1])
+        link = PlayedLink(tmp_path / "memory", resume=folder_name(1, 0))
+        with pytest.raises(NotRestored, match=r"step-000000000001-gen-000000: .*is damaged"):
+            make(kind(), link=link).restore()
+        assert link.calls[1][:2] == ("not_restored", folder_name(1, 0))
+        assert names(root) == [folder_name(1, 0)]
+
+    def test_a_named_one_that_is_not_there(self, make, kind, tmp_path, monkeypatch):
+        """The same."""
+        monkeypatch.setattr("elastic_adapter.core.checkpoint.checkpointer._SEEN_WITHIN_S", 0.0)
+        link = PlayedLink(tmp_path / "memory", resume=folder_name(9, 1))
+        with pytest.raises(NotRestored, match="No such file"):
+            make(kind(), link=link).restore()
+
+    @pytest.mark.parametrize("published", [False, True])
+    def test_one_that_was_agreed_upon_and_not_renamed(self, make, kind, root, tmp_path, published):
+        """It is a checkpoint, because all have agreed that it is: whoever restores it first renames it."""
+        training, link = kind(), PlayedLink(tmp_path / "memory", generation=1, writes=False)
+        training.turn()
+        make(training, link=link).save(0)
+        save(link.buffers[0])
+        which = {"root": str(root), "step": 1, "generation": 1, "token": "run1"}
+        put_together(**which, world_size=1)
+        if published:
+            Store(root).begun(1, 1, "run1").publish()
+        again = kind()
+        link = PlayedLink(tmp_path / "memory", generation=2, resume=folder_name(1, 1))
+        assert make(again, link=link).restore() == 1
+        assert again.values() == training.values()
+        assert names(root) == [folder_name(1, 1)]
+
+    def test_what_was_found(self, make, kind, tmp_path):
+        """The newest that is whole, and those before it."""
+        saved(make, kind, 1, 2, 3)
+        link = PlayedLink(tmp_path / "memory")
+        assert make(kind(), link=link).restore() == 3
+        assert link.found.names == tuple(folder_name(step, 0) for step in (3, 2, 1))
+
+    def test_drafts_are_swept(self, make, kind, root, tmp_path):
+        """Those of nobody; not those that this generation writes, nor those of a program that may still run."""
+        saved(make, kind, 1)
+        store, other = Store(root), OwnLink(None)
+        alive = other.open(str(root)).token
+        dead = alive.rpartition("-")[0] + "-1"
+        stay = [store.draft(9, 3, "run1"), store.draft(9, 0, alive), store.draft(9, 4, "run0")]
+        for each in ((9, 2, "run1"), (9, 0, dead), (9, 3, "run0")):
+            gone = store.draft(*each)
+        os.utime(gone.path, (1, 1))
+        make(kind(), link=PlayedLink(tmp_path / "memory")).restore()
+        other.close()
+        assert names(root) == sorted([folder_name(1, 0), *(draft.path.name for draft in stay)])
+
+    def test_both_are_being_written(self, make, kind, tmp_path, told):
+        """A save that does not wait is left out, and that is told to all."""
+        training, link = kind(), PlayedLink(tmp_path / "memory", writes=False)
+        checkpointer = make(training, link=link, every_steps=1, when_busy="skip")
+        train(training, checkpointer, 3)
+        assert link.calls[1:] == [
+            ("staged", 1),
+            ("staged", 2),
+            ("missed", 3, "the last two saves are still being written"),
+        ]
+        assert lines(told) == ["step 3 is not saved: the last two saves are still being written"]
+        assert len(set(link.buffers)) == 2
+
+    def test_buffers_of_a_former_generation(self, make, kind, tmp_path):
+        """They are used again; one that is still to be written is not touched, another one is."""
+        training, link = kind(), PlayedLink(tmp_path / "memory", writes=False)
+        train(training, make(training, link=link, every_steps=1), 2)
+        first, second = link.buffers
+        places = [path.stat().st_ino for path in link.buffers]
+        link = PlayedLink(tmp_path / "memory", generation=4, busy=[first.name], writes=False)
+        train(training, make(training, link=link, every_steps=1), 1)
+        assert link.buffers == [second]
+        assert [path.stat().st_ino for path in (first, second)] == places
+        assert StagingBuffer.open(first).mark == FULL
+        assert StagingBuffer.open(first).take().generation == 3
+        assert StagingBuffer.open(second).take().generation == 4
+
+    def test_a_state_that_has_grown(self, make, kind, tmp_path):
+        """A buffer that is too small is replaced."""
+        for width in (8, 900):
+            training, link = kind(width=width), PlayedLink(tmp_path / "memory")
+            train(training, make(training, link=link, every_steps=1), 3)
+        assert [call for call in link.calls if call[0] == "missed"] == []
+        assert Store(tmp_path / "checkpoints").trouble(Store(tmp_path / "checkpoints").look(folder_name(3, 3))) == ""
+
+
+class TestArguments:
+    """Mistakes that are found at once, in one line."""
+
+    def test_the_folder(self, make, kind, root, monkeypatch):
+        monkeypatch.delenv("CHECKPOINT_PATH", raising=False)
+        with pytest.raises(UserError, match="pass a folder to Checkpointer, or set CHECKPOINT_PATH"):
+            make(kind(), None)
+        monkeypatch.setenv("CHECKPOINT_PATH", str(root))
+        assert make(kind(), None).folder == str(root)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"verify": "maybe"}, "verify must be one of 'off', 'sample', 'full', got 'maybe'"),
+            ({"algorithm": "crc"}, "algorithm must be one of 'xxh3_128', 'sha256'"),
+            ({"when_busy": "panic"}, "when_busy must be one of"),
+            ({"every_steps": 0}, "every_steps must be a whole number of at least 1"),
+            ({"model": 5}, r"model has no state_dict\(\), and is of the type int"),
+            ({"extra": 5}, "extra must be a dict"),
+        ],
+    )
+    def test_values(self, make, kind, options, words):
+        with pytest.raises(UserError, match=words):
+            make(kind(), **options)
+
+    def test_a_state_that_could_not_be_loaded(self, make, kind):
+        """It is refused after the first step, and not when the first save is due."""
+        training = kind()
+        checkpointer = make(training, extra={"odd": Path("x")}, every_steps=1000)
+        with pytest.raises(Refused, match=r"the state at extra/odd was refused: it asks for pathlib"):
+            train(training, checkpointer, 1)
+
+    def test_one_that_is_closed(self, make, kind, root):
+        """It saves no more, and says so; to close it again is no mistake."""
+        training = kind()
+        checkpointer = make(training)
+        train(training, checkpointer, 1)
+        checkpointer.close()
+        checkpointer.close()
+        assert checkpointer.settled()
+        for call in (lambda: checkpointer.step(1), checkpointer.save, checkpointer.restore):
+            with pytest.raises(UserError, match="this Checkpointer was closed"):
+                call()
+
+    def test_before_the_first_step(self, make, kind, root):
+        """The state that a training begins with can be saved as well; what was restored need not be saved again."""
+        with make(kind()) as checkpointer:
+            checkpointer.save(wait=True)
+        assert names(root) == [folder_name(0, 0)]
+        with make(kind()) as checkpointer:
+            assert checkpointer.restore() == 0
+            assert checkpointer.save(wait=True)
+
+    def test_one_that_is_there_already(self, make, kind, root, told):
+        """A training that begins anew in a folder of another one does not take its place without a word."""
+        saved(make, kind, 1)
+        training = kind()
+        with make(training, every_steps=1) as checkpointer:
+            train(training, checkpointer, 1)
+        assert "was there before, and stays as it is: restore() it, or name another folder" in lines(told)[-1]
+
+
+class TestOneFolder:
+    """save_checkpoint and load_checkpoint, for loops that keep their own books."""
+
+    def test_what_was_saved_is_loaded(self, kind, tmp_path):
+        training = kind()
+        training.turn()
+        adapter = training.adapter()
+        place = tmp_path / "deep" / "best"
+        for step in (5, 6):
+            path = adapter.save_checkpoint(
+                place, model=training.model, optimizer=training.optimizer, step=step, epoch=2, note="x"
+            )
+            assert path == str(place)
+        assert names(place.parent) == ["best"]
+        assert list(training.load(place / training.files[0])) == list(training.model.state_dict())
+        again = kind()
+        found = adapter.load_checkpoint(place, model=again.model, optimizer=again.optimizer)
+        assert found == {"step": 6, "epoch": 2, "note": "x"}
+        assert again.values() == training.values()
+
+    def test_a_checkpointer_s(self, make, kind, root):
+        training, again = saved(make, kind, 2), kind()
+        adapter = training.adapter()
+        found = adapter.load_checkpoint(root / folder_name(2, 0), model=again.model, optimizer=again.optimizer)
+        assert found["step"] == 2
+        assert again.values() == training.values()
+
+    def test_a_damaged_one(self, kind, tmp_path):
+        training = kind()
+        adapter = training.adapter()
+        adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1)
+        flip(tmp_path / "one" / training.files[0])
+        with pytest.raises(Damaged, match=r"model\.\w+ is damaged"):
+            adapter.load_checkpoint(tmp_path / "one", model=training.model)
+        with pytest.raises(UserError, match="is no checkpoint"):
+            adapter.load_checkpoint(tmp_path / "none", model=training.model)
+
+    def test_a_file_of_the_framework(self, kind, tmp_path):
+        training, again = kind(), kind()
+        training.turn()
+        training.save({"model": training.model.state_dict(), "step": 3, "note": "x"}, tmp_path / "file")
+        assert training.adapter().load_checkpoint(tmp_path / "file", model=again.model) == {"step": 3, "note": "x"}
+        assert again.values() == {name: each for name, each in training.values().items() if name.startswith("model")}
+
+    def test_a_disk_that_is_full(self, kind, mounted):
+        """What was there before is there still, and nothing else is."""
+        training = kind(width=600)
+        small = mounted("small", "150k")
+        adapter = training.adapter()
+        adapter.save_checkpoint(small / "best", model=training.model, step=1)
+        with pytest.raises(OSError, match="No space left"):
+            adapter.save_checkpoint(small / "best", model=training.model, optimizer=training.model, step=2)
+        assert names(small) == ["best"]
+        assert adapter.load_checkpoint(small / "best", model=training.model)["step"] == 1
+
+
+ALONE = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from helpers.trainings import TRAININGS
+training = TRAININGS[sys.argv[2]]()
+checkpointer = training.adapter().Checkpointer(sys.argv[3], every_steps=3, **training.things())
+for step in range(checkpointer.restore(), 3):
+    training.turn()
+    checkpointer.step(step)
+if sys.argv[4] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "killed"])
+def test_what_was_saved_last(kind, root, how):
+    """A program that ends right after its save has saved; also one that is killed, once its saver has begun."""
+    argv = [sys.executable, "-c", ALONE, str(Path(__file__).parents[1]), kind.name, str(root), how]
+    with subprocess.Popen(argv) as program:
+        assert program.wait(50) == (-signal.SIGKILL if how == "killed" else 0)
+    if how == "ends":
+        assert names(root) == [folder_name(3, 0)]
+    assert not [each for each in Store(root).newest_first() if not isinstance(each, Checkpoint)]
+
+
+RANKS = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+from helpers.trainings import TRAININGS
+from helpers.frameworks import SCRIPTS
+name, root = sys.argv[2], sys.argv[3]
+exec(SCRIPTS[name])
+rank, size = join()
+training = TRAININGS[name](size=64)
+training.parallel = training.wrapped()
+for _ in range(rank):
+    training.framework.rand([1])
+with training.adapter().Checkpointer(root, every_steps=4, every_minutes=1e-9, **training.things()) as checkpointer:
+    start = checkpointer.restore()
+    for step in range(start, start + 4):
+        training.turn()
+        checkpointer.step(step)
+    # Rank 0 waits for the parts of all.
+    checkpointer.settled()
+    numbers = training.framework.rand([2]).tolist()
+    print(json.dumps([rank, start, training.sampler.state_dict()["position"], numbers]), flush=True)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_ranks_of_another_launcher(kind, root):
+    """All write into one checkpoint, agree on when, and go on from it, each with its own random numbers."""
+    told = []
+    for _ in range(2):
+        port, other = free_ports(2)
+        programs = []
+        for rank in range(2):
+            env = {name: value for name, value in os.environ.items() if not name.startswith(("ELASTIC", "PADDLE"))}
+            env |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            env |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": "2", "PADDLE_DISTRI_BACKEND": "gloo"}
+            env |= {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{[port, other][rank]}"}
+            env |= {
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PADDLE_TRAINER_ENDPOINTS": f"127.0.0.1:{port},127.0.0.1:{other}",
+            }
+            argv = [sys.executable, "-W", "ignore", "-c", RANKS, str(Path(__file__).parents[1]), kind.name, str(root)]
+            programs.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
+        outputs = [program.communicate(timeout=110)[0] for program in programs]
+        assert [program.returncode for program in programs] == [0, 0]
+        told.append([json.loads(output.splitlines()[-1]) for output in outputs])
+    assert [each[:3] for each in told[0]] == [[0, 0, 32], [1, 0, 32]]
+    assert [each[:2] for each in told[1]] == [[0, 4], [1, 4]]
+    assert told[1][0][3] != told[1][1][3]
+    found = [each.manifest for each in Store(root).newest_first()]
+    assert {manifest.step for manifest in found} >= {4, 8}
+    assert {manifest.world_size for manifest in found} == {2}
+    assert [Store(root).trouble(each) for each in Store(root).newest_first()] == [""] * len(found)
+    assert not [name for name in names(root) if name.startswith(".")]
+    alone = kind()
+    model = alone.load(root / folder_name(8, 0) / alone.files[0])
+    assert list(model) == list(alone.model.state_dict())

@@ -1,0 +1,164 @@
+"""Checkpoints without our launcher: who is asked, and what ranks tell each other by files and by their group."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from elastic_adapter.core.checkpoint.connect import connect
+from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
+from elastic_adapter.core.checkpoint.own_link import OwnLink
+from elastic_adapter.core.checkpoint.store import Store
+from elastic_adapter.core.errors import UserError
+
+
+class Groups:
+    """A world of threads: each rank has its group, and rank 0's values reach all."""
+
+    def __init__(self, size):
+        self.size = size
+        self.values = [None]
+        self.barrier = threading.Barrier(size)
+
+    def of(self, rank):
+        def broadcast(value):
+            if rank == 0:
+                self.values = [value]
+            self.barrier.wait(10)
+            found = self.values[0]
+            self.barrier.wait(10)
+            return found
+
+        return SimpleNamespace(place=lambda: (rank, self.size), broadcast=broadcast)
+
+
+def in_all(size, work):
+    """What each rank's work gives, or raises."""
+    results = [None] * size
+
+    def run(rank):
+        try:
+            results[rank] = work(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+@pytest.fixture
+def links(tmp_path):
+    groups = Groups(2)
+    links = [OwnLink(groups.of(rank), polled=True, memory=tmp_path) for rank in range(2)]
+    posts = in_all(2, lambda rank: links[rank].open(str(tmp_path / "root")))
+    yield links, posts
+    in_all(2, lambda rank: links[rank].close())
+
+
+def test_places(links):
+    """Each has its own, and one token is everybody's."""
+    _, posts = links
+    assert [(post.rank, post.world_size, post.generation) for post in posts] == [(0, 2, 0), (1, 2, 0)]
+    assert posts[0].token == posts[1].token
+    assert posts[0].folder != posts[1].folder
+
+
+def test_what_rank_0_finds_is_everybody_s(links):
+    """A name, nothing, or its error."""
+    links, _ = links
+
+    def not_asked():
+        raise AssertionError("only rank 0 looks")
+
+    def failing():
+        raise NotRestored("none is whole")
+
+    for find, expected in ((lambda: Found(("b", "a")), "b"), (Found, None)):
+        assert in_all(2, lambda rank, find=find: links[rank].resume(not_asked if rank else find)) == [expected] * 2
+    own, other = in_all(2, lambda rank: links[rank].resume(not_asked if rank else failing))
+    assert str(own) == "none is whole"
+    assert isinstance(other, NotRestored)
+    assert str(other) == "rank 0 did not restore: NotRestored: none is whole"
+
+
+def test_they_agree_on_the_step(links):
+    """Rank 0 wants to save, and all do so at the same step."""
+    links, _ = links
+
+    def steps(rank):
+        found = []
+        for done in range(1, 6):
+            if (rank, done) == (0, 2):
+                links[0].want("it is time")
+            # What would come about every two seconds comes with every step.
+            links[rank]._checked = None
+            found.append(links[rank].asked(done))
+        return found
+
+    first, second = in_all(2, steps)
+    assert first == second == [None, Asked("it is time"), None, None, None]
+
+
+def test_a_part_that_will_not_come(links, tmp_path):
+    """Rank 0 learns of it, and does not wait for it."""
+    links, posts = links
+    links[1].missed(5, "it has no memory")
+    draft = Store(tmp_path / "root").begun(5, 0, posts[0].token)
+    assert os.listdir(draft.path) == ["missed.1"]
+    # A buffer that is none: what matters is that the answer comes.
+    links[0]._saver.ask = lambda requests: [{"saved": {}} for _ in requests]
+    links[0].staged(tmp_path / "buffer", str(tmp_path / "root"), 5, Finishing())
+    assert links[0].settled(30)
+    assert links[0].troubles() == ("step 5 is not saved: rank 1: it has no memory",)
+    assert links[0].troubles() == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "call"), [("WORLD_SIZE", "init_process_group"), ("PADDLE_TRAINERS_NUM", "init_parallel_env")]
+)
+def test_a_group_that_is_not_there_yet(monkeypatch, tmp_path, variable, call):
+    """Each rank would take itself for the only one: that is an error."""
+    monkeypatch.setenv(variable, "4")
+    with pytest.raises(
+        UserError, match=rf"{variable} is 4, and there is no group of 4 ranks yet: call .*{call}\(\) before"
+    ):
+        OwnLink(SimpleNamespace(place=lambda: None), memory=tmp_path).open(str(tmp_path))
+
+
+class TestWhoIsAsked:
+    """The agent, by its worker; by nobody else."""
+
+    @pytest.fixture(autouse=True)
+    def agent(self, monkeypatch, tmp_path):
+        monkeypatch.setitem(
+            sys.modules, "elastic_adapter.core.checkpoint.agent_link", SimpleNamespace(AgentLink=lambda: "the agent's")
+        )
+        monkeypatch.setenv("ELASTIC_NOTICES", "/some/socket")
+        monkeypatch.setenv("ELASTIC_SAVE_PAGE", "/some/page")
+        monkeypatch.setenv("ELASTIC_PROGRESS", str(tmp_path / "progress"))
+
+    @pytest.mark.parametrize("owner", [0, os.getpid()])
+    def test_a_worker(self, tmp_path, owner):
+        (tmp_path / "progress").write_bytes(struct.pack("qqqq", 1, 0, 0, owner))
+        assert connect(SimpleNamespace()) == "the agent's"
+
+    def test_a_child_of_a_worker(self, tmp_path):
+        """It is no rank, although its variables say so."""
+        (tmp_path / "progress").write_bytes(struct.pack("qqqq", 1, 0, 0, os.getppid()))
+        link = connect(SimpleNamespace(place=lambda: (3, 8)))
+        post = link.open(str(tmp_path))
+        link.close()
+        assert (post.rank, post.world_size) == (0, 1)
+
+    def test_without_the_launcher(self, monkeypatch):
+        monkeypatch.delenv("ELASTIC_SAVE_PAGE")
+        assert isinstance(connect(SimpleNamespace()), OwnLink)

@@ -1,0 +1,406 @@
+"""Checkpoints on one node, with a real saver, a real socket, and workers played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from elastic_adapter.core.checkpoint.agent_link import AgentLink
+from elastic_adapter.core.checkpoint.desk import SaveDesk
+from elastic_adapter.core.checkpoint.files import Skeleton
+from elastic_adapter.core.checkpoint.link import Finishing, Found
+from elastic_adapter.core.checkpoint.manifest import folder_name
+from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
+from elastic_adapter.core.checkpoint.page import SavePages
+from elastic_adapter.core.checkpoint.saver_process import SaverProcess
+from elastic_adapter.core.checkpoint.shared_folder import make_shared_folder, sweep
+from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
+from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.events import (
+    CheckpointerOpened,
+    CheckpointPrepared,
+    CheckpointPublished,
+    CheckpointsFound,
+    RestoreFailed,
+    SaveWanted,
+    ShardReported,
+    StepsReached,
+)
+from elastic_adapter.core.model import (
+    CheckpointRef,
+    Part,
+    Pause,
+    Prepare,
+    Publish,
+    Resume,
+    SaveAt,
+    Shard,
+)
+from elastic_adapter.core.notices import NoticeBoard
+from elastic_adapter.core.output import Output
+from elastic_adapter.core.testing import world_of
+
+WITHIN_S = 20.0
+
+
+class Node:
+    """A desk with all that belongs to it, and the reports that it made."""
+
+    def __init__(self, guard, folder):
+        self.folder = folder
+        self.root = folder / "checkpoints"
+        self.output = Output()
+        self.saver = SaverProcess(guard, self.output)
+        self.pages = SavePages(folder)
+        self.desk = SaveDesk(self.saver, self.pages, folder, job="job", run=lambda: "run-1")
+        self.board = NoticeBoard(str(folder / "notices"))
+        self.reports = asyncio.Queue()
+        self.links = []
+
+    async def __aenter__(self):
+        self.desk.node = "a"
+        self.desk.report = self.reports.put_nowait
+        self.board.hear = self.desk.hear
+        await self.board.open()
+        return self
+
+    async def __aexit__(self, *_):
+        for link in self.links:
+            link.close()
+        self.saver.close()
+        self.board.close()
+        self.output.close(1.0)
+
+    def begin(self, generation=1, slots=1, resume_from=None):
+        world = world_of("a", slots=slots, generation=generation)
+        for slot in range(slots):
+            self.pages.path(slot)
+        assignment = world.assignment("a")
+        object.__setattr__(assignment, "resume_from", resume_from)
+        self.desk.begin(assignment)
+
+    async def link(self, rank=0, generation=1, size=1):
+        names = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            "GENERATION": generation,
+            "SAVE_PAGE": self.pages.path(rank),
+            "NOTICES": self.board.path,
+        }
+        link = AgentLink({f"ELASTIC_{name}": str(value) for name, value in names.items()})
+        self.links.append(link)
+        return link, await do(link.open, str(self.root))
+
+    async def report(self, kind):
+        """The next report of this kind; others before it are nobody's."""
+        while True:
+            report = await asyncio.wait_for(self.reports.get(), WITHIN_S)
+            if isinstance(report, kind):
+                return report
+
+    async def shard(self, part):
+        while True:
+            found = (await self.report(ShardReported)).shard
+            if found.part is part:
+                return found
+
+
+async def do(work, *args):
+    """What a worker does, which may wait."""
+    return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, work, *args), WITHIN_S)
+
+
+def fill(post, root, step, number=0):
+    """A state without tensors in a buffer, as a worker leaves it."""
+    packed = Skeleton(pickle.dumps({"step": step}, protocol=2), ()).pack()
+    files = (FileOrder(f"rank-{post.rank}.pt", "torch", Stretch(0, len(packed)), ()),)
+    order = Order(
+        str(root), post.token, step, post.generation, post.rank, post.world_size, "torch", {}, files, time.time()
+    )
+    path = post.folder / f"{post.slot}-{number}"
+    buffer = StagingBuffer.open(path) if path.exists() else StagingBuffer.create(path, 65536)
+
+    def copy(into):
+        into[:] = packed
+
+    assert buffer.fill(step, post.generation, order_to_bytes(order), len(packed), copy)
+    buffer.close()
+    return path
+
+
+@pytest.fixture
+def node(guarded, tmp_path):
+    """Tells a story with a node: ``node(story)``, where the story takes it."""
+
+    def tell(story):
+        async def main():
+            async with guarded() as ward, Node(ward.guard, tmp_path) as made:
+                return await story(made)
+
+        return asyncio.run(main())
+
+    return tell
+
+
+def test_from_a_buffer_to_a_checkpoint(node):
+    """Staged, written, prepared, published: each is reported when it is so, and the worker hears of the end."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
+        assert (post.token, post.run, post.job, post.busy) == ("run-1", "run-1", "job", frozenset())
+        buffer = fill(post, node.root, 40)
+        link.staged(buffer, str(node.root), 40, Finishing(verify="full", md5=True))
+        assert await node.shard(Part.STAGED) == Shard(0, 40, Part.STAGED)
+        assert await node.shard(Part.WRITTEN) == Shard(0, 40, Part.WRITTEN)
+        assert StagingBuffer.open(buffer).mark == EMPTY
+        assert node.desk.state()[:2] == ((0,), (Shard(0, 40, Part.WRITTEN),))
+        assert not await do(link.settled, 0.05)
+        name = folder_name(40, 1)
+        node.desk.follow(Prepare(1, 40))
+        prepared = await node.report(CheckpointPrepared)
+        assert prepared == CheckpointPrepared("a", 1, 40, f"{node.root}/{name}")
+        assert not (node.root / name).exists()
+        node.desk.follow(Publish(1, 40))
+        assert await node.report(CheckpointPublished) == CheckpointPublished("a", 1, 40)
+        found = Store(node.root).look(name)
+        assert isinstance(found, Checkpoint)
+        assert (found.path / "checkpoints.md5").exists()
+        assert await do(link.settled, WITHIN_S)
+        assert node.desk.state()[1] == ()
+
+    node(story)
+
+
+def test_what_can_not_be_written(node):
+    """The words of whoever could not write it reach the leader, and nobody waits for it."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        node.root.write_text("a file where a folder should be")
+        link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
+        missed = await node.shard(Part.MISSED)
+        assert str(node.root) in missed.why
+        assert await do(link.settled, WITHIN_S)
+        link.missed(6, "it has no room")
+        assert await node.shard(Part.MISSED) == Shard(0, 6, Part.MISSED, "it has no room")
+        assert node.desk.state()[1] == ()
+
+    node(story)
+
+
+def test_a_part_is_missing(node):
+    """What another rank did not write is found when all is put together."""
+
+    async def story(node):
+        node.begin(slots=2)
+        link, post = await node.link(size=2)
+        link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
+        await node.shard(Part.WRITTEN)
+        node.desk.follow(Prepare(1, 5))
+        assert "shared by all nodes" in (await node.report(CheckpointPrepared)).trouble
+        node.desk.follow(Prepare(1, 77))
+        assert (await node.report(CheckpointPrepared)).trouble
+
+    node(story)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_saver_is_killed(node, times):
+    """Another one writes the same buffer; if that is killed over it as well, it is given up."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        await node.saver.start()
+        killed = []
+        os.kill(node.saver._process.pid, signal.SIGSTOP)
+        link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
+        await node.shard(Part.STAGED)
+        for _ in range(times):
+            process = node.saver._process
+            assert process.pid not in killed
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+            await asyncio.wait_for(asyncio.shield(process.exited), WITHIN_S)
+            while times == 2 and len(killed) == 1 and node.saver._process is process:
+                await asyncio.sleep(0)
+        shard = (await node.report(ShardReported)).shard
+        assert shard.part is (Part.WRITTEN if times == 1 else Part.MISSED), shard
+        assert times == 1 or "killed by SIGKILL" in shard.why
+        link.staged(fill(post, node.root, 6, number=1), str(node.root), 6, Finishing())
+        assert await node.shard(Part.WRITTEN) == Shard(0, 6, Part.WRITTEN)
+
+    node(story)
+
+
+def test_a_buffer_outlives_its_world(node):
+    """What the last generation staged is written when the next one is there, which is told to leave it alone."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        await node.saver.start()
+        pid = node.saver._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        buffer = fill(post, node.root, 5)
+        link.staged(buffer, str(node.root), 5, Finishing())
+        await node.shard(Part.STAGED)
+        node.begin(generation=2)
+        _, later = await node.link(generation=2)
+        assert later.busy == {buffer.name}
+        os.kill(pid, signal.SIGCONT)
+        written = await node.report(ShardReported)
+        assert (written.generation, written.shard.part) == (1, Part.WRITTEN)
+        assert node.desk.state()[1] == ()
+        # Whoever is still there of the last generation is not heard.
+        link.want("it is time")
+        link.staged(fill(post, node.root, 9, number=1), str(node.root), 9, Finishing())
+        await asyncio.sleep(0.2)
+        assert all(not isinstance(each, SaveWanted | ShardReported) for each in node.reports._queue)
+
+    node(story)
+
+
+def test_the_world_names_what_to_go_on_from(node):
+    """All ranks are told at once, and nobody looks for another."""
+
+    async def story(node):
+        node.begin(slots=2, resume_from=CheckpointRef(7, 1, "/elsewhere/step-000000000007-gen-000001"))
+        for rank in range(2):
+            link, _ = await node.link(rank, size=2)
+            assert await do(link.resume, pytest.fail) == "step-000000000007-gen-000001"
+            assert node.pages.done(rank) == 7
+
+    node(story)
+
+
+@pytest.mark.parametrize("names", [(), ("step-000000000009-gen-000002", "step-000000000004-gen-000001")])
+def test_rank_0_finds_what_to_go_on_from(node, names):
+    """The others wait until all are told the same; who comes later is told as well."""
+
+    async def story(node):
+        node.begin(slots=2)
+        first, _ = await node.link(0, size=2)
+        second, _ = await node.link(1, size=2)
+        waiting = [asyncio.ensure_future(do(second.resume, pytest.fail))]
+        await asyncio.sleep(0.05)
+        waiting.append(asyncio.ensure_future(do(first.resume, lambda: Found(names))))
+        found = await node.report(CheckpointsFound)
+        assert [each.uri for each in found.found] == [f"{node.root}/{name}" for name in names]
+        assert node.desk.state()[2] == found.found
+        assert not any(each.done() for each in waiting)
+        chosen = found.found[0] if names else None
+        node.desk.follow(Resume(1, chosen))
+        expected = names[0] if names else None
+        assert await asyncio.gather(*waiting) == [expected, expected]
+        third, _ = await node.link(1, size=2)
+        assert await do(third.resume, pytest.fail) == expected
+
+    node(story)
+
+
+def test_words_of_workers(node):
+    """What a worker wants, and what it can't restore, goes up."""
+
+    async def story(node):
+        node.begin()
+        link, _ = await node.link()
+        link.want("30.0 minutes since the last save")
+        assert await node.report(SaveWanted) == SaveWanted("a", 1, "30.0 minutes since the last save")
+        telling = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, tell_once, link))
+        assert await node.report(RestoreFailed) == RestoreFailed("a", 1, 0, "step-1", "a flipped bit")
+        await telling
+
+    node(story)
+
+
+def tell_once(link):
+    link._tell(not_restored={"rank": 0, "name": "step-1", "why": "a flipped bit"})
+
+
+def test_asked_where_workers_are(node):
+    """The answer is the step after the furthest one; and a new leader's coming lets everybody go on."""
+
+    async def story(node):
+        node.begin(slots=2)
+        links = [(await node.link(rank, size=2))[0] for rank in range(2)]
+        for link, done in zip(links, (11, 12), strict=True):
+            assert link.asked(done) is None
+        node.desk.follow(Pause(1, 3, "nodes join"))
+        assert await node.report(StepsReached) == StepsReached("a", 1, 3, 13)
+        waiting = asyncio.ensure_future(do(links[1].asked, 13))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        node.desk.follow(SaveAt(1, 3, 13, hold=True, reason="nodes join"))
+        assert (await waiting).hold
+        assert links[0].asked(12) is None
+        assert links[0].asked(13).hold
+        holding = asyncio.ensure_future(do(links[0].hold, WITHIN_S))
+        await asyncio.sleep(0.05)
+        assert not holding.done()
+        node.desk.state()
+        await holding
+        node.desk.follow(Pause(9, 4, "of another generation"))
+        assert links[0].asked(14) is None
+
+    node(story)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"no json\n", b"[]\n", b"{}\n", b'{"staged": {}}\n', b'{"checkpointer": {"generation": 1}}\n', b"x" * (2 << 20)],
+)
+def test_nonsense_on_the_socket(node, message):
+    """Whoever says what nobody understands does not disturb the others."""
+
+    async def story(node):
+        node.begin()
+        _, writer = await asyncio.open_unix_connection(node.board.path)
+        writer.write(message)
+        await asyncio.sleep(0.05)
+        link, _ = await node.link()
+        link.want("it is time")
+        assert await node.report(SaveWanted)
+        writer.close()
+
+    node(story)
+
+
+def test_shared_folder(tmp_path):
+    """It is for this user alone; one whose owner was killed is removed, one whose owner lives is not."""
+    place = tmp_path / "shm"
+    place.mkdir()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        left = make_shared_folder(tmp_path, str(place))
+        (left / "slot-0-0").write_bytes(b"x")
+        os.write(writer, str(left).encode())
+        signal.pause()
+    left = Path(os.read(reader, 4096).decode())
+    sweep(str(place))
+    assert left.stat().st_mode & 0o777 == 0o700
+    assert (left / "slot-0-0").exists()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (place / "elastic-launch-being-made").mkdir()
+    (place / "somebody-else").mkdir()
+    mine = make_shared_folder(tmp_path, str(place))
+    assert sorted(os.listdir(place)) == sorted([mine.name, "elastic-launch-being-made", "somebody-else"])
+    os.close(reader)
+    os.close(writer)
+
+
+def test_no_shared_memory(tmp_path):
+    """Then it is an ordinary folder, which goes with the others."""
+    assert make_shared_folder(tmp_path, str(tmp_path / "nowhere")) == tmp_path / "buffers"

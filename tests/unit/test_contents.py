@@ -1,0 +1,105 @@
+"""How the files of a checkpoint lie in a buffer, and whose states go into which."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from elastic_adapter.core.checkpoint.contents import (
+    Training,
+    lay_out,
+    random_states,
+    set_random_states,
+    several,
+    states,
+)
+from elastic_adapter.core.checkpoint.files import Hole, Skeleton
+
+
+class Bytes:
+    """A framework whose states are dicts of bytes: each value is a piece."""
+
+    name = "torch"
+    model_file, optimizer_file, extra_file = "model", "optimizer", "extra"
+
+    def rank_file(self, rank):
+        return f"rank-{rank}"
+
+    def skeleton(self, state):
+        text = repr(sorted(state)).encode()
+        return Skeleton(text, tuple(Hole(len(text), len(value)) for value in state.values())), list(state.values())
+
+    def copy(self, pieces, into):
+        for piece, view in zip(pieces, into, strict=True):
+            view[:] = piece
+
+    def model_state(self, model):
+        return model.state_dict()
+
+    def rng(self):
+        return {"seed": 5}
+
+    def set_rng(self, state):
+        self.restored = state
+
+
+class Thing:
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+
+def test_layout():
+    """Each skeleton and each piece has its place, aligned; what is copied there is what the order names."""
+    files = {"a": {"x": b"12345", "y": b""}, "b": {"z": bytes(range(100))}}
+    layout = lay_out(Bytes(), files)
+    data = memoryview(bytearray(b"-" * layout.nbytes))
+    layout.copy(Bytes(), data)
+    taken = set()
+    for order, state in zip(layout.files, files.values(), strict=True):
+        for place in (order.skeleton, *order.payloads):
+            assert place.at % 64 == 0
+            assert place.at + place.nbytes <= layout.nbytes
+            assert not taken & set(range(place.at, place.at + place.nbytes))
+            taken |= set(range(place.at, place.at + place.nbytes))
+        skeleton = Skeleton.unpack(data[order.skeleton.at : order.skeleton.at + order.skeleton.nbytes])
+        assert [hole.nbytes for hole in skeleton.holes] == [len(value) for value in state.values()]
+        found = [bytes(data[place.at : place.at + place.nbytes]) for place in order.payloads]
+        assert found == list(state.values())
+
+
+def test_states():
+    """Rank 0 writes what all have in common, each rank its own; what is not there is no file."""
+    one, two = Thing({"w": b"1"}), Thing({"w": b"2"})
+    training = Training(model={"one": one, "two": two}, optimizer=one, extra={"a": 1, "b": two}, rng=False)
+    assert states(Bytes(), training, 0) == {
+        "model": {"one": {"w": b"1"}, "two": {"w": b"2"}},
+        "optimizer": {"w": b"1"},
+        "extra": {"extra": {"a": 1, "b": {"w": b"2"}}},
+        "rank-0": {"rng": None},
+    }
+    assert states(Bytes(), training, 3) == {"rank-3": {"rng": None}}
+    lean = Training(model=one, optimizer=one, scheduler=two, save_optimizer=False, rng=False)
+    assert list(states(Bytes(), lean, 0)) == ["model", "extra", "rank-0"]
+    assert states(Bytes(), lean, 0)["extra"] == {"scheduler": {"w": b"2"}}
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"), [(None, {}), (5, {"": 5}), ({"a": 1, "b": 2}, {"a/": 1, "b/": 2}), ({}, {})]
+)
+def test_several(thing, expected):
+    """One, or each of a dict, by what the names of its tensors begin with."""
+    assert several(thing) == expected
+
+
+def test_random_numbers():
+    """Go on where they were, Python's own as well."""
+    framework = Bytes()
+    kept = random_states(framework)
+    numbers = [random.random() for _ in range(3)]
+    set_random_states(framework, kept)
+    assert [random.random() for _ in range(3)] == numbers
+    assert framework.restored == {"seed": 5}
