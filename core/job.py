@@ -234,6 +234,8 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             commands = (*told, *_orders(before, job, member.node), Send(member.node, Wait(_closing_words(job))))
         case MemberLost(node=node) | MemberSilent(node=node):
             job = without_member(job, node)
+        case MemberLeaving(node=node) if job.member(node) is None:
+            return job, ()
         case MemberLeaving() | StopRequested():
             return _conclude(job, phase.outcome)
         case (
