@@ -579,9 +579,18 @@ class JobMachine(RuleBasedStateMachine):
                 self.story.tell(self.story.answers.pop(0))
             if not self.only_a_hang_is_due():
                 self.story.pass_deadline()
+            elif self.story.job.phase.joined is not None:
+                self.get_on_steadily()
         quiet = deadline(self.story.job) is None or self.only_a_hang_is_due()
         if not quiet and not isinstance(self.story.job.phase, Gathering | Holding) and not self.asks_for_ever():
             raise BrokenRule("deadlines come to an end")
+
+    def get_on_steadily(self) -> None:
+        """Newcomers are asked for later: until then workers make steps."""
+        self.story.now += 30.0
+        marks = (Mark(int(self.story.now), 1),)
+        self.story.tell(NodeProgressed(self.world.nodes[0], self.story.generation, marks))
+        self.story.tell(TimePassed())
 
     def only_a_hang_is_due(self) -> bool:
         """Whether the next that would happen by itself is that workers who get on are taken to hang."""
