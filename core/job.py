@@ -234,6 +234,8 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             commands = (*told, *_orders(before, job, member.node), Send(member.node, Wait(_closing_words(job))))
         case MemberLost(node=node) | MemberSilent(node=node):
             job = without_member(job, node)
+        case MemberLeaving(node=node) if job.member(node) is None:
+            return job, ()
         case MemberLeaving() | StopRequested():
             return _conclude(job, phase.outcome)
         case (
@@ -864,7 +866,8 @@ def _planned(job: Job, phase: Running, now: float) -> str | None:
         return f"{signal_name(phase.stop.signal)} on {phase.stop.node}"
     if phase.leave_at is not None and now >= phase.leave_at:
         return f"{', '.join(each.node for each in phase.leaving)} leaves"
-    if phase.joined is not None and now >= phase.joined + job.config.quiet_s:
+    # Workers that wait already do not wait for more nodes: those that are here come along.
+    if phase.joined is not None and (phase.parting is not None or now >= phase.joined + job.config.quiet_s):
         return "nodes join"
     return None
 

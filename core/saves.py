@@ -229,7 +229,9 @@ def _entered(job: Job, event: CheckpointEntered, world: World, now: float) -> St
     saves = job.saves.with_save(replace(save, stage=Stage.PUBLISHING))
     # The newest is the first: an earlier one that is not in the ledger by now comes too late.
     late = (each.step for each in saves.under_way if each.step < save.step and each.stage is not Stage.PUBLISHING)
-    job = replace(job, saves=saves.without(*late), checkpoints=_with_entry(job, save))
+    # Who asked for such a one has an answer when this one has its name.
+    saves = replace(saves.without(*late), ask=saves.ask)
+    job = replace(job, saves=saves, checkpoints=_with_entry(job, save))
     return job, _to_host(job, world, Publish(world.generation, save.step))
 
 

@@ -101,6 +101,8 @@ from elastic_adapter.core.state import (
 Act: TypeAlias = Callable[[Job, Event, float], Step]
 # What is told of the checkpoints of a world.
 SaveReport: TypeAlias = CheckpointerOpened | ShardReported | StepsReached | CheckpointPrepared | CheckpointPublished
+_OF_SAVES = (Pause, SaveAt, Prepare, Publish, Resume)
+_Told: TypeAlias = list[tuple[str, Pause | SaveAt | Prepare | Publish | Resume]]
 # What is told of the checkpoint that it goes on from, or of one that it wants.
 SaveRequest: TypeAlias = SaveWanted | CheckpointsFound | RestoreFailed
 
@@ -748,9 +750,9 @@ class Referee:
             ready = len({node for node in self.welcome if self.present[node].warm} | set(self.worlds[-1].nodes))
             room = size < min(ready, self.config.max_nodes)
             judged = bool(after.phase.exits)
-            due = judged or deadline(after) is not None
-            if self.config.join_at_checkpoint and not judged:
-                due = after.phase.joined is not None or not self.clerk.can_ask(self)
+            due = judged or (after.phase.joined is not None and deadline(after) is not None)
+            # Without a checkpoint nobody is taken in.
+            due |= self.config.join_at_checkpoint and not self.clerk.can_ask(self)
             _require(not room or due, "a newcomer for whom there is room is not forgotten")
         if isinstance(after.phase, Draining):
             _require(self.config.level == Level.ELASTIC, "only an elastic job drains")
@@ -765,6 +767,8 @@ class Clerk:
 
     # How long nodes may take to say how far their workers are, and workers may be held for the sake of newcomers.
     ANSWER_S, PATIENCE_S = 5.0, 600.0
+    # How soon a ledger that could not be reached is asked again.
+    AGAIN_S = 1.0
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -800,6 +804,8 @@ class Clerk:
         self.resume_from: CheckpointRef | None = None
         # What this step asks of rank 0's node, as far as it was not asked before.
         self._due_before: set[tuple[type, int]] = set()
+        # Whether it was decided in this step what the world goes on from.
+        self._decided = False
 
     def begin(self, commit: Commit, now: float, present: Iterable[str]) -> None:
         """A new world: what it goes on from, and what nobody waits for any more."""
@@ -898,7 +904,7 @@ class Clerk:
 
     def note(self, before: Job, event: Event, now: float, after: Job) -> None:
         """Write down what an event tells."""
-        self._due_before = self.due
+        self._due_before, self._decided = self.due, False
         match event:
             case MemberJoined() if self.world is not None and event.member.node in self.world.nodes:
                 self._note_join(event, after)
@@ -993,7 +999,8 @@ class Clerk:
 
     def _note_choice(self, job: Job, event: CheckpointsFound | RestoreFailed) -> None:
         if isinstance(event, CheckpointsFound):
-            self.resumed, self.resume_from = True, event.found[0] if event.found else None
+            self.resumed = self._decided = True
+            self.resume_from = event.found[0] if event.found else None
             self.ledger = self.ledger or event.found
         elif isinstance(job.phase, Running):
             self.ledger = tuple(each for each in self.ledger if each.name != event.name)
@@ -1008,22 +1015,23 @@ class Clerk:
             if isinstance(command, Enter):
                 self._check_enter(command)
         worlds = (before.world, after.world)
-        for _, directive in sent(commands):
-            if isinstance(directive, Pause | SaveAt | Prepare | Publish | Resume):
-                known = any(each is not None and each.generation == directive.generation for each in worlds)
-                _require(known, f"{directive} is of the world that runs")
+        told = [(node, directive) for node, directive in sent(commands) if isinstance(directive, _OF_SAVES)]
+        for _, directive in told:
+            known = any(each is not None and each.generation == directive.generation for each in worlds)
+            _require(known, f"{directive} is of the world that runs")
         same = after.world == before.world and not isinstance(after.phase, Finished)
-        self._check_orders(event, commands, referee, same=same)
-        self._check_resume(event, after, commands, referee, same=same)
-        self._check_asks(before, commands, now, referee)
+        self._check_orders(event, told, referee, same=same)
+        self._check_resume(event, after, told, referee, same=same)
+        self._check_asks(before, told, now, referee)
         self._check_change(before, event, after, referee)
         if same and isinstance(after.phase, Running):
             self._check_patience(event, now, after)
         else:
             self.held_at = self.asked_at = self.pressed_at = None
         self._check_end(before, event, now, after, referee)
-        waiting = any(step not in self.entering | self.entered for step in self.prepared)
-        _require(not same or not waiting or deadline(after) is not None, "the ledger is asked again")
+        due = deadline(after)
+        if same and any(step not in self.entering | self.entered for step in self.prepared):
+            _require(due is not None and due <= now + self.AGAIN_S, "the ledger is asked again")
         self.closing = isinstance(after.phase, Closing)
 
     def _check_enter(self, enter: Enter) -> None:
@@ -1035,49 +1043,51 @@ class Clerk:
         _require(enter.checkpoints == self._with_entry(enter.step), "the newest is put before the others")
         self.entering.add(enter.step)
 
-    def _check_orders(self, event: Event, commands: tuple[Command, ...], referee: Referee, *, same: bool) -> None:
+    def _check_orders(self, event: Event, told: _Told, referee: Referee, *, same: bool) -> None:
         """Rank 0's node is told what it has to do, when that is known, and again when it comes back."""
         host = self.world.nodes[0] if self.world is not None else ""
-        orders = [(node, type(each), each.step) for node, each in sent(commands) if isinstance(each, Prepare | Publish)]
-        _require(all(node == host for node, *_ in orders), "rank 0's node puts checkpoints together")
-        told = [(kind, step) for _, kind, step in orders]
-        _require(set(told) <= self.due, "what is not written is not prepared, what is not entered is not published")
+        orders = [(node, each) for node, each in told if isinstance(each, Prepare | Publish)]
+        due = self.due
+        _require(all(node == host for node, _ in orders), "rank 0's node puts checkpoints together")
+        done = {(type(each), each.step) for _, each in orders}
+        _require(done <= due, "what is not written is not prepared, what is not entered is not published")
+        _require(len(done) == len(orders), "rank 0's node is told once")
         back = isinstance(event, MemberJoined) and event.member.node == host
-        expected = self.due - (set() if back else self._due_before)
+        expected = due if back else due - self._due_before
         if same and host in referee.present:
-            _require(sorted(map(str, told)) == sorted(map(str, expected)), f"rank 0's node is told of {expected}")
+            _require(done == expected, f"rank 0's node is told of {expected}")
 
-    def _check_resume(
-        self, event: Event, after: Job, commands: tuple[Command, ...], referee: Referee, *, same: bool
-    ) -> None:
+    def _check_resume(self, event: Event, after: Job, sends: _Told, referee: Referee, *, same: bool) -> None:
         """All ranks of a world that named none go on from the same."""
-        told = {node: each for node, each in sent(commands) if isinstance(each, Resume)}
+        told = {node: each for node, each in sends if isinstance(each, Resume)}
         for each in told.values() if same else ():
             fine = self.resumed and self.world is not None and self.world.resume_from is None
             _require(fine and each.checkpoint == self.resume_from, "all go on from what rank 0 found")
         if self.world is None or not same or not self.resumed or not isinstance(after.phase, Running | Draining):
             return
         here = {node for node in self.world.nodes if node in referee.present}
-        first = isinstance(event, CheckpointsFound) and after.checkpoints == self.ledger and bool(told)
-        if isinstance(event, MemberJoined):
-            here = here if event.found is not None and len(told) > 1 else here & {event.member.node}
-        elif not first:
+        if isinstance(event, MemberJoined) and not self._decided:
+            here &= {event.member.node}
+        elif not self._decided:
             here = set()
         _require(told.keys() == here, f"{sorted(here)} are told what they go on from")
 
-    def _check_asks(self, before: Job, commands: tuple[Command, ...], now: float, referee: Referee) -> None:
+    def _check_asks(self, before: Job, told: _Told, now: float, referee: Referee) -> None:
         world = before.world
-        asks = [(node, each) for node, each in sent(commands) if isinstance(each, Pause | SaveAt)]
-        if not asks or world is None:
+        if not told or world is None:
             return
         groups: dict[Pause | SaveAt, list[str]] = {}
-        for node, directive in asks:
-            groups.setdefault(directive, []).append(node)
+        for node, directive in told:
+            if isinstance(directive, Pause | SaveAt):
+                groups.setdefault(directive, []).append(node)
         here = {node for node in world.nodes if node in referee.present}
         for directive, nodes in groups.items():
             # Some may be told and then be allowed to leave.
             fine = len(set(nodes)) == len(nodes) and here <= set(nodes) <= here | set(before.nodes)
             _require(fine, f"{directive} goes to {sorted(here)}, once each")
+            if world != self.world:
+                # It is over already.
+                continue
             if isinstance(directive, Pause):
                 _require(directive.number > self.number, "each ask has a number of its own")
                 fine = self.can_ask(referee) and isinstance(before.phase, Running) and not before.phase.exits
@@ -1137,7 +1147,7 @@ class Clerk:
 
     def _check_end(self, before: Job, event: Event, now: float, after: Job, referee: Referee) -> None:
         """An end waits for a checkpoint that is being written, but not for long."""
-        saving = self.is_in_flight(referee.present)
+        saving = isinstance(after.phase, Closing | Finished) and self.is_in_flight(referee.present)
         match after.phase:
             case Closing(outcome=outcome, until=until):
                 _require(not isinstance(outcome, Stopped), "who stops a job is not kept")

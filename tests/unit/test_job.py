@@ -764,6 +764,18 @@ def test_a_node_that_has_finished_is_known_to_the_next_leader():
     assert sent(commands) == ()
 
 
+def test_what_failed_in_the_world_that_runs_is_judged_anew_by_the_next_leader():
+    """A story that was kept while the job held is of the past for nobody: a worker's end counts."""
+    told = story(TOLERANT, (2, 2), "join a b; crash 0", max_restarts=1, check_after=1)
+    assert told.play("clear b") == "holding 1: a b, 1 charged"
+    (keep,) = [command for command in told.commands if isinstance(command, Keep)]
+    record = Record(told.job.world, keep.history, inquest=keep.inquest)
+    job = resume(told.job.config, record, 10.0)
+    job, _ = step(job, MemberJoined(member("a", ports=(1,)), running=1, seen=1), 10.0)
+    job, _ = step(job, WorkerExited(exit_of(0, 0, node="a", generation=1)), 10.0)
+    assert job.phase.finished == {0}
+
+
 def test_the_earliest_failure_is_named_whichever_is_heard_first():
     """A worker that failed because of another may be heard of before it."""
     told = story(ELASTIC, (2, 2), "join a b", blame_s=0.25)

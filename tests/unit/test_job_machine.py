@@ -6,23 +6,25 @@ The same machine is run against steps that are broken on purpose, to show that i
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from elastic_adapter.core import hang
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.events import (
+    CheckpointEntered,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
     CheckpointsFound,
     Commit,
+    Enter,
     Event,
     MemberJoined,
     MemberLeaving,
@@ -56,8 +58,11 @@ from elastic_adapter.core.model import (
     Mark,
     Member,
     Part,
+    Prepare,
     Publish,
+    Resume,
     Run,
+    SaveAt,
     Shard,
     StackReport,
     Succeeded,
@@ -101,6 +106,8 @@ class JobMachine(RuleBasedStateMachine):
     """Nodes, workers, messages and time at random. ``act`` is the step under test."""
 
     act: Act = staticmethod(step)
+    # How often something about checkpoints happens, for each time that something else does.
+    saving = 1.0
 
     @initialize(rng=CHOICES, seed=SEEDS, length=st.integers(0, 100))
     def first(self, rng: Random, seed: int, length: int) -> None:
@@ -114,6 +121,8 @@ class JobMachine(RuleBasedStateMachine):
         self.reports_drained = rng.random() < 0.5
         # Whether nodes do what they are asked to do about checkpoints once the faults stop.
         self.saves = rng.random() < 0.7
+        # Whether a checkpoint is being written when all workers end.
+        self.stages_last = bool(self.saving) and rng.random() < 0.5
         # What may be heard again: ports are left out, because an agent never offers a used one again.
         self.heard: list[Event] = []
         for node in NODES[: config.min_nodes + rng.choice((0, 0, 1, 2, -1))]:
@@ -126,7 +135,8 @@ class JobMachine(RuleBasedStateMachine):
         rng = Random(seed)
         for _ in range(length):
             over = isinstance(self.story.job.phase, Finished) and rng.random() < 0.3
-            getattr(self, "end" if over else rng.choice(HAPPENINGS))(rng)
+            happenings = SAVING if rng.random() < self.saving / (1 + self.saving) else HAPPENINGS
+            getattr(self, "end" if over else rng.choice(happenings))(rng)
 
     @rule(rng=CHOICES)
     def join(self, rng: Random) -> None:
@@ -134,6 +144,14 @@ class JobMachine(RuleBasedStateMachine):
             node = rng.choice(absent)
             warm = rng.random() < 0.8
             self.story.join(node, slots=rng.randint(1, 3), ports=rng.choice((1, 1, 2, 0)), warm=warm)
+
+    @rule(rng=CHOICES)
+    def grow(self, rng: Random) -> None:
+        """A node comes that could start at once, and it is time for it to be taken in."""
+        self.offer_where_none()
+        if absent := [node for node in NODES if node not in self.present and node not in self.silent]:
+            self.story.join(rng.choice(absent), slots=rng.randint(1, 3), ports=1)
+            self.story.pass_deadline()
 
     @rule(rng=CHOICES)
     def get_ready(self, rng: Random) -> None:
@@ -314,6 +332,11 @@ class JobMachine(RuleBasedStateMachine):
             self.begin(rng)
 
     @rule(rng=CHOICES)
+    def save(self, rng: Random) -> None:
+        """Something about checkpoints."""
+        if self.saving:
+            getattr(self, rng.choice(SAVING))(rng)
+
     def open_savers(self, rng: Random) -> None:
         """One rank saves checkpoints, or all of them; and a stray message of one."""
         if self.world is None:
@@ -324,11 +347,12 @@ class JobMachine(RuleBasedStateMachine):
         if rng.random() < 0.2:
             self.tell(CheckpointerOpened(rng.choice(NODES), self.story.generation - rng.choice((0, 1)), some[0]))
 
-    @rule(rng=CHOICES)
     def want_save(self, rng: Random) -> None:
+        """A worker wants a checkpoint, most often where all ranks can be asked for one."""
+        if self.world is not None and rng.random() < 0.8:
+            self.open_savers(rng)
         self.tell(SaveWanted(rng.choice(NODES), self.story.generation - rng.choice((0, 0, 1)), "it is time"))
 
-    @rule(rng=CHOICES)
     def reach(self, rng: Random) -> None:
         """Nodes say how far they are, asked or not."""
         number = self.story.job.saves.asked - rng.choice((0, 0, 0, 1))
@@ -338,7 +362,6 @@ class JobMachine(RuleBasedStateMachine):
                     StepsReached(node, self.story.generation - rng.choice((0,) * 9 + (1,)), number, self.a_step(rng))
                 )
 
-    @rule(rng=CHOICES)
     def save_all(self, rng: Random) -> None:
         """All ranks stage or write their part; mostly of the checkpoint that was asked for."""
         if self.world is not None:
@@ -346,7 +369,6 @@ class JobMachine(RuleBasedStateMachine):
             for rank in range(self.world.world_size):
                 self.report(Shard(rank, at, part), self.story.node_of(rank), self.story.generation)
 
-    @rule(rng=CHOICES)
     def save_one(self, rng: Random) -> None:
         """One rank, perhaps of a world that is over, on a node that it may not be on."""
         if self.world is not None:
@@ -358,7 +380,6 @@ class JobMachine(RuleBasedStateMachine):
                 Shard(rank, self.a_step(rng), part, why), node, self.story.generation - rng.choice((0, 0, 0, 1))
             )
 
-    @rule(rng=CHOICES)
     def prepare(self, rng: Random) -> None:
         """Rank 0's node does what it was asked to do, fails to, or somebody says so who was not asked."""
         if self.world is None:
@@ -369,21 +390,35 @@ class JobMachine(RuleBasedStateMachine):
         self.tell(CheckpointPrepared(node, generation, at, checkpoint(at, generation).uri))
         self.tell(CheckpointPublished(node, generation, at, pruned=(checkpoint(at, generation).name,)))
 
-    @rule(rng=CHOICES)
     def enter(self, rng: Random) -> None:
         """The ledger's answer comes; whether it can be reached changes now and then."""
-        self.story.ledger_answers = rng.random() < 0.8
+        self.story.ledger_answers = rng.random() < 0.6
         if self.story.answers:
             self.story.tell(self.story.answers.pop(0))
 
-    @rule(rng=CHOICES)
+    def change_size(self, rng: Random) -> None:
+        """Somebody wants to come or to go, where that is a reason to ask for a checkpoint."""
+        if self.world is None or not isinstance(self.story.job.phase, Running):
+            return
+        if rng.random() < 0.7:
+            self.open_savers(rng)
+        elsewhere = [node for node in NODES if node not in self.present and node not in self.silent]
+        if rng.random() < 0.3 and len(self.present) > 1:
+            self.tell(MemberLeaving(rng.choice(self.world.nodes), signal.SIGTERM))
+        elif elsewhere:
+            self.story.join(rng.choice(elsewhere), slots=rng.randint(1, 2), ports=1)
+            self.story.pass_deadline()
+
+    def obey(self, rng: Random) -> None:
+        """All that was asked for is done."""
+        self.answer()
+
     def save_well(self, rng: Random) -> None:
         """A checkpoint as it should be, asked for or not."""
         if self.world is not None:
             self.open_savers(rng)
             self.answer(self.a_step(rng))
 
-    @rule(rng=CHOICES)
     def find(self, rng: Random) -> None:
         """Rank 0, or somebody else, has looked what there is to go on from."""
         if self.world is not None:
@@ -391,10 +426,9 @@ class JobMachine(RuleBasedStateMachine):
             found = tuple(checkpoint(at, 0) for at in (7, 5, 3)[: rng.randint(0, 3)])
             self.tell(CheckpointsFound(node, self.story.generation - rng.choice((0, 0, 1)), found))
 
-    @rule(rng=CHOICES)
     def fail_to_restore(self, rng: Random) -> None:
         """A rank can't load what it was told to, or something that nobody told it to."""
-        if self.world is not None and rng.random() < 0.5:
+        if self.world is not None and rng.random() < 0.3:
             rank = rng.randrange(self.world.world_size)
             node = rng.choice((self.story.node_of(rank), self.story.node_of(rank), rng.choice(NODES)))
             names = [each.name for each in self.story.referee.clerk.ledger] or ["step-9-9"]
@@ -402,7 +436,6 @@ class JobMachine(RuleBasedStateMachine):
             generation = self.story.generation - rng.choice((0, 0, 1))
             self.tell(RestoreFailed(node, generation, rank, name, "a checksum is wrong"))
 
-    @rule(rng=CHOICES)
     def change_leader(self, rng: Random) -> None:
         """Somebody else leads. Most nodes come at once, and tell what they know."""
         if isinstance(self.story.job.phase, Finished) or rng.random() < 0.5:
@@ -465,7 +498,6 @@ class JobMachine(RuleBasedStateMachine):
             for rank in sorted(ranks):
                 if self.story.generation == before and self.story.node_of(rank) in self.present:
                     self.report(Shard(rank, at, Part.WRITTEN), self.story.node_of(rank), before)
-        self.story.ledger_answers = True
         for _ in range(20):
             if self.story.generation != before or isinstance(self.story.job.phase, Finished):
                 return
@@ -547,9 +579,18 @@ class JobMachine(RuleBasedStateMachine):
                 self.story.tell(self.story.answers.pop(0))
             if not self.only_a_hang_is_due():
                 self.story.pass_deadline()
+            elif self.story.job.phase.joined is not None:
+                self.get_on_steadily()
         quiet = deadline(self.story.job) is None or self.only_a_hang_is_due()
         if not quiet and not isinstance(self.story.job.phase, Gathering | Holding) and not self.asks_for_ever():
             raise BrokenRule("deadlines come to an end")
+
+    def get_on_steadily(self) -> None:
+        """Newcomers are asked for later: until then workers make steps."""
+        self.story.now += 30.0
+        marks = (Mark(int(self.story.now), 1),)
+        self.story.tell(NodeProgressed(self.world.nodes[0], self.story.generation, marks))
+        self.story.tell(TimePassed())
 
     def only_a_hang_is_due(self) -> bool:
         """Whether the next that would happen by itself is that workers who get on are taken to hang."""
@@ -576,6 +617,9 @@ class JobMachine(RuleBasedStateMachine):
             if size < min(welcome, job.config.max_nodes):
                 raise BrokenRule(f"newcomers are forgotten: {size} of {welcome} nodes run")
         for rank in range(self.world.world_size):
+            if self.stages_last:
+                self.report(Shard(rank, 90, Part.STAGED), self.story.node_of(rank), self.story.generation)
+        for rank in range(self.world.world_size):
             self.story.exit(rank)
         if self.saves:
             self.answer()
@@ -590,15 +634,17 @@ HAPPENINGS = (
     *("join", "come_again", "go", "exit", "finish_node", "drain", "offer", "wait", "pass_deadline"),
     *("stray", "hear_again", "hear_twice", "end", "rest"),
     *("get_ready", "fall_silent", "return_or_not", "sever", "stop_alone"),
-    *("get_on", "dump", "check", "clear", "err"),
+    *("get_on", "dump", "check", "clear", "err", "grow"),
+)
+SAVING = (
     *("open_savers", "want_save", "reach", "save_all", "save_all", "save_one", "prepare", "prepare", "enter", "enter"),
-    *("save_well", "find", "fail_to_restore", "change_leader"),
+    *("save_well", "find", "fail_to_restore", "change_leader", "change_size", "change_size", "obey"),
 )
 
 LIMITS = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 JobMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, phases=(Phase.generate, Phase.shrink), **LIMITS
+    max_examples=80, stateful_step_count=30, phases=(Phase.generate, Phase.shrink), **LIMITS
 )
 TestJobMachine = JobMachine.TestCase
 
@@ -858,6 +904,165 @@ def keeps_whoever_is_unfit(job: Job, event: Event, now: float) -> Step:
     return step(job, replace(event, trouble="") if isinstance(event, NodeChecked) else event, now)
 
 
+def _configured(job: Job, event: Event, now: float, **settings: object) -> Step:
+    """The same step of a job that had these settings."""
+    after, commands = step(replace(job, config=replace(job.config, **settings)), event, now)
+    return replace(after, config=job.config), commands
+
+
+def publishes_what_is_not_in_the_ledger(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    early = (
+        Send(after.world.nodes[0], Publish(each.generation, each.step)) for each in commands if type(each) is Enter
+    )
+    return after, (*commands, *early)
+
+
+def prepares_what_is_not_written(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, ShardReported):
+        event = replace(event, shard=replace(event.shard, part=Part.WRITTEN))
+    return step(job, event, now)
+
+
+def takes_parts_of_another_generation(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, ShardReported) and job.world is not None:
+        event = replace(event, generation=job.world.generation)
+    return step(job, event, now)
+
+
+def lets_anybody_prepare(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, CheckpointPrepared) and job.world is not None:
+        event = replace(event, node=job.world.nodes[0])
+    return step(job, event, now)
+
+
+def takes_silence_for_an_entry(job: Job, event: Event, now: float) -> Step:
+    return step(job, replace(event, entered=True) if isinstance(event, CheckpointEntered) else event, now)
+
+
+def asks_the_ledger_once(job: Job, event: Event, now: float) -> Step:
+    return (job, ()) if isinstance(event, CheckpointEntered) and not event.entered else step(job, event, now)
+
+
+def enters_twice(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if isinstance(event, CheckpointPublished) and after != job:
+        after = replace(after, checkpoints=(*after.checkpoints[:1], *after.checkpoints))
+    return after, commands
+
+
+def goes_on_from_nothing(job: Job, event: Event, now: float) -> Step:
+    return _with_world(step(job, event, now), lambda world: replace(world, resume_from=None))
+
+
+def goes_on_from_the_oldest(job: Job, event: Event, now: float) -> Step:
+    oldest = job.checkpoints[-1] if job.checkpoints else None
+    return _with_world(step(job, event, now), lambda world: replace(world, resume_from=oldest))
+
+
+def trusts_what_was_found(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    if isinstance(event, CheckpointsFound) and after != job:
+        after = replace(after, checkpoints=event.found)
+    return after, commands
+
+
+def lets_ranks_begin_as_they_like(job: Job, event: Event, now: float) -> Step:
+    return without(step(job, event, now), Resume)
+
+
+def tries_the_same_again(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return (replace(after, checkpoints=job.checkpoints) if isinstance(event, RestoreFailed) else after), commands
+
+
+def saves_at_the_first_step(job: Job, event: Event, now: float) -> Step:
+    """Some are beyond it."""
+    after, commands = step(job, event, now)
+    return after, tuple(
+        replace(each, directive=replace(each.directive, step=each.directive.step - 1))
+        if isinstance(each, Send) and isinstance(each.directive, SaveAt) and each.directive.step is not None
+        else each
+        for each in commands
+    )
+
+
+def does_not_ask_before_a_change(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, TimePassed | MemberLeaving | StopRequested):
+        job = replace(job, saves=replace(job.saves, savers=frozenset()))
+    return step(job, event, now)
+
+
+def never_lets_go(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return after, tuple(
+        each
+        for each in commands
+        if not isinstance(each, Send) or not isinstance(each.directive, SaveAt) or each.directive.step is not None
+    )
+
+
+def waits_for_an_answer_for_ever(job: Job, event: Event, now: float) -> Step:
+    asking = job.saves.ask is not None and job.saves.ask.step is None
+    return (job, ()) if asking and isinstance(event, TimePassed) else step(job, event, now)
+
+
+def keeps_who_leaves(job: Job, event: Event, now: float) -> Step:
+    return _configured(job, event, now, drain_s=10000.0)
+
+
+def takes_newcomers_without_a_checkpoint(job: Job, event: Event, now: float) -> Step:
+    return _configured(job, event, now, join_at_checkpoint=False)
+
+
+def does_not_wait_for_a_save(job: Job, event: Event, now: float) -> Step:
+    return _configured(job, event, now, save_wait_s=0.0)
+
+
+def waits_for_a_save_for_ever(job: Job, event: Event, now: float) -> Step:
+    return _configured(job, event, now, save_wait_s=job.config.save_wait_s * 1000)
+
+
+def never_ends(job: Job, event: Event, now: float) -> Step:
+    return (job, ()) if isinstance(job.phase, Closing) and isinstance(event, TimePassed) else step(job, event, now)
+
+
+def tells_rank_0s_node_once(job: Job, event: Event, now: float) -> Step:
+    if isinstance(event, MemberJoined):
+        return without(without(step(job, event, now), Prepare), Publish)
+    return step(job, event, now)
+
+
+def does_not_listen_to_who_comes_back(job: Job, event: Event, now: float) -> Step:
+    return step(job, replace(event, savers=(), shards=(), found=None) if type(event) is MemberJoined else event, now)
+
+
+BROKEN_SAVES = [
+    publishes_what_is_not_in_the_ledger,
+    prepares_what_is_not_written,
+    takes_parts_of_another_generation,
+    lets_anybody_prepare,
+    takes_silence_for_an_entry,
+    asks_the_ledger_once,
+    enters_twice,
+    goes_on_from_nothing,
+    goes_on_from_the_oldest,
+    trusts_what_was_found,
+    lets_ranks_begin_as_they_like,
+    tries_the_same_again,
+    saves_at_the_first_step,
+    does_not_ask_before_a_change,
+    never_lets_go,
+    waits_for_an_answer_for_ever,
+    keeps_who_leaves,
+    takes_newcomers_without_a_checkpoint,
+    does_not_wait_for_a_save,
+    waits_for_a_save_for_ever,
+    never_ends,
+    tells_rank_0s_node_once,
+    does_not_listen_to_who_comes_back,
+]
+
 BROKEN = [
     kills_before_it_asks_where_they_are,
     does_not_say_why,
@@ -904,12 +1109,24 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_the_machine_notices_a_step_that(broken: Act) -> None:
+def play(machine: type[JobMachine], seeds: Iterable[int]) -> None:
+    """One story after the other, each with a burst and an end."""
+    for seed in seeds:
+        told = machine()
+        told.begin(Random(seed))
+        told.burst(seed, 100)
+        told.teardown()
+
+
+@pytest.mark.parametrize(
+    ("broken", "saving"),
+    [
+        *(pytest.param(broken, 0.0, id=broken.__name__) for broken in BROKEN),
+        *(pytest.param(broken, 2.0, id=broken.__name__) for broken in BROKEN_SAVES),
+    ],
+)
+def test_the_machine_notices_a_step_that(broken: Act, saving: float) -> None:
     """A step that is broken in this way breaks a rule within few random stories."""
-    machine = type("BrokenMachine", (JobMachine,), {"act": staticmethod(broken)})
+    machine = type("BrokenMachine", (JobMachine,), {"act": staticmethod(broken), "saving": saving})
     with pytest.raises(BrokenRule):
-        run_state_machine_as_test(
-            machine,
-            settings=settings(max_examples=300, stateful_step_count=30, phases=[Phase.generate], **LIMITS),
-        )
+        play(machine, range(500))

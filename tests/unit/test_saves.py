@@ -430,7 +430,15 @@ class TestAPlannedChange:
             pytest.param(
                 "join a b c; saver 0 1 2; leave b c; reached a:9 b:9 c:9; checkpoint 9", "running 2: a", id="two leave"
             ),
+            pytest.param(
+                f"{GROWS}; reached a:40; write 40 50; prepared 50; entered 50",
+                "running 1: a",
+                id="a later one, not yet",
+            ),
+            pytest.param(f"{GROWS}; reached a:40; write 40; checkpoint 50", "draining 1: a", id="a later one"),
             pytest.param(f"{GROWS}; leave b; wait 100", "running 1: a", id="the joiner leaves again"),
+            pytest.param(f"{GROWS}; reached a:40; join c; checkpoint 40", "draining 1: a", id="one more comes along"),
+            pytest.param(f"{GROWS}; reached a:40; wait 29; join c; due on", "draining 1: a", id="one more comes late"),
             pytest.param(f"{PAIR}; term a; reached a:9 b:9; checkpoint 9", "stopped 143", id="a stop"),
             pytest.param(f"{PAIR}; term a; wait 4", "running 1: a b", id="a stop waits"),
             pytest.param(f"{PAIR}; term a; reached a:9 b:9; wait 30", "stopped 143", id="a stop, not for ever"),
@@ -623,6 +631,7 @@ class TestTheEnd:
             pytest.param("stage 40; ok 0 1; wait 30", "succeeded 0", id="the time is over"),
             pytest.param("stage 40; ok 0 1; lose a", "succeeded 0", id="who was to put it together is gone"),
             pytest.param("stage 40; ok 0 1; leave b", "succeeded 0", id="somebody has to go"),
+            pytest.param("stage 40; ok 0 1; leave c", "closing: succeeded 0", id="a stranger has to go"),
             pytest.param("stage 40; ok 0 1; stop a", "succeeded 0", id="somebody is in a hurry"),
             pytest.param("stage 40; ok 0 1; back b", "closing: succeeded 0", id="a new stream"),
             pytest.param(
