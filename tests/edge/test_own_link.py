@@ -146,7 +146,7 @@ class TestWhoIsAsked:
         monkeypatch.setenv("ELASTIC_SAVE_PAGE", "/some/page")
         monkeypatch.setenv("ELASTIC_PROGRESS", str(tmp_path / "progress"))
 
-    @pytest.mark.parametrize("owner", [0, os.getpid()])
+    @pytest.mark.parametrize("owner", [0, os.getpid()], ids=["nobody", "this one"])
     def test_a_worker(self, tmp_path, owner):
         (tmp_path / "progress").write_bytes(struct.pack("qqqq", 1, 0, 0, owner))
         assert connect(SimpleNamespace()) == "the agent's"
