@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import checkpoints
 import nodes
 from common import BIN, ENVIRON, HERE, PATIENCE_S, SCRIPTS, THEIR_ENV
 
@@ -185,13 +186,15 @@ def steps_per_second(flags: tuple[str, ...]) -> float:
 @dataclass
 class Case:
     name: str
-    ours: Callable[[], float]
+    ours: Callable[[], float] | None
     theirs: Callable[[], float] | None
     target: str
     unit: str = "s"
     other: str = "torchrun"
     their_times: int | None = None
     our_times: int = 0
+    # All samples of both sides at once, where these take turns in one process.
+    both: Callable[[int], tuple[list[float], list[float]]] | None = None
 
 
 CASES = [
@@ -288,6 +291,17 @@ def case_of(measure: nodes.Measure, other: str) -> Case:
 
 NODE_CASES = [case_of(measure, "torchrun") for measure in nodes.MEASURES]
 PADDLE_CASES = [case_of(measure, "paddle.distributed.launch") for measure in nodes.PADDLE_MEASURES]
+CHECKPOINT_CASES = [
+    Case(
+        measure.name,
+        None,
+        None,
+        measure.target,
+        other=measure.other,
+        both=functools.partial(checkpoints.both, measure),
+    )
+    for measure in checkpoints.MEASURES
+]
 
 
 @dataclass
@@ -346,6 +360,12 @@ def shown(samples: list[float | str], unit: str) -> str:
 
 def measure(case: Case, times: int) -> Result:
     result = Result(case)
+    if case.both is not None:
+        mine, others = case.both(times)
+        result.ours, result.theirs = list(mine), list(others)
+        print(result.row(), flush=True)
+        return result
+    assert case.ours is not None
     assert case.theirs is not None
     their_times = times if case.their_times is None else min(times, case.their_times)
     for turn in range(max(times, case.our_times)):
@@ -365,6 +385,7 @@ def measure(case: Case, times: int) -> Result:
 TABLE = ["| case | elastic-launch: median (range) | other side | ratio | to reach | |", "|---|---|---|---|---|---|"]
 SEVERAL_NODES = "## Several nodes"
 PADDLE = "## Paddle"
+CHECKPOINTS = "## Checkpoints"
 
 
 def several_nodes(results: list[Result]) -> list[str]:
@@ -396,6 +417,21 @@ def with_paddle(results: list[Result]) -> list[str]:
     ]
 
 
+def of_checkpoints(results: list[Result]) -> list[str]:
+    return [
+        CHECKPOINTS,
+        "",
+        "A state of 1 GiB in 64 tensors, on one disk. A save is what a training waits for in `ckpt.step`, under",
+        "elastic-launch; nothing is being written when it begins. memcpy: the same bytes by one thread into shared",
+        "memory that is there. The first save makes its buffer. A restore is all of `ckpt.restore()`, every byte",
+        "checked and in the parameters; the other side's load is without putting it into the model.",
+        "",
+        *TABLE,
+        *(result.row() for result in results),
+        "",
+    ]
+
+
 def report(results: list[Result], times: int) -> str:
     import torch
 
@@ -412,6 +448,7 @@ def report(results: list[Result], times: int) -> str:
         "",
         *several_nodes([result for result in results if result.case in NODE_CASES]),
         *with_paddle([result for result in results if result.case in PADDLE_CASES]),
+        *of_checkpoints([result for result in results if result.case in CHECKPOINT_CASES]),
         "## All samples",
         "",
         *(result.samples() for result in results),
@@ -423,7 +460,11 @@ def report(results: list[Result], times: int) -> str:
 
 def renew(text: str, results: list[Result]) -> str:
     """The results with these cases' lines in the place of their older ones."""
-    for heading, cases, table in ((SEVERAL_NODES, NODE_CASES, several_nodes), (PADDLE, PADDLE_CASES, with_paddle)):
+    for heading, cases, table in (
+        (SEVERAL_NODES, NODE_CASES, several_nodes),
+        (PADDLE, PADDLE_CASES, with_paddle),
+        (CHECKPOINTS, CHECKPOINT_CASES, of_checkpoints),
+    ):
         if heading in text:
             continue
         empty = [Result(case) for case in cases]
@@ -448,7 +489,7 @@ def main() -> int:
     args = parser.parse_args()
     # However it ends, nodes and servers are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    chosen = [case for case in (*CASES, *NODE_CASES, *PADDLE_CASES) if args.only in case.name]
+    chosen = [case for case in (*CASES, *NODE_CASES, *PADDLE_CASES, *CHECKPOINT_CASES) if args.only in case.name]
     results = [measure(case, args.times) for case in chosen]
     written = HERE / "results.md"
     written.write_text(renew(written.read_text(), results) if args.only else report(results, args.times))
