@@ -156,10 +156,11 @@ def save_checkpoint(
     optimizer: Any = None,
     step: int = 0,
     scheduler: Any = None,
+    verify: str = "sample",
     **extra: Any,
 ) -> str | None:
     """Save one checkpoint as this folder, and wait for it; see ``single.save``."""
-    return single.save(Paddle(), path, single.things(model, optimizer, scheduler, extra), step)
+    return single.save(Paddle(), path, single.things(model, optimizer, scheduler, extra), step, verify=verify)
 
 
 def load_checkpoint(

@@ -34,12 +34,12 @@ from elastic_adapter.core.checkpoint.manifest import (
     parse_folder,
 )
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
-from elastic_adapter.core.checkpoint.own_link import is_in_use
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
 from elastic_adapter.core.checkpoint.restoring import Restoring, load_foreign
 from elastic_adapter.core.checkpoint.single import look_in
 from elastic_adapter.core.checkpoint.staging import NoRoom
 from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
+from elastic_adapter.core.checkpoint.writers import is_in_use
 from elastic_adapter.core.errors import ElasticError, UserError
 
 log = logging.getLogger(__name__)

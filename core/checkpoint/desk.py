@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from elastic_adapter.core.checkpoint.manifest import parse_folder
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
+from elastic_adapter.core.checkpoint.writers import job_token
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointerOpened,
@@ -141,7 +142,7 @@ class SaveDesk:
             post={
                 "folder": str(self._folder),
                 "slot": f"slot-{slot}",
-                "token": self._run(),
+                "token": self._token(),
                 "job": self._job,
                 "run": self._run(),
                 "busy": sorted(Path(each).name for each in self._busy),
@@ -247,7 +248,10 @@ class SaveDesk:
         self.report(CheckpointPublished(self.node, generation, step, trouble, tuple(published.get("pruned", ()))))
 
     def _place(self, order: dict[str, Any], generation: int, step: int) -> dict[str, object]:
-        return {"root": order["root"], "step": step, "generation": generation, "token": self._run()}
+        return {"root": order["root"], "step": step, "generation": generation, "token": self._token()}
+
+    def _token(self) -> str:
+        return job_token(self._job, self._run())
 
     def _over(self, step: int) -> None:
         """It is done with, and with it all that was staged before."""

@@ -25,10 +25,10 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
-from elastic_adapter.core.checkpoint.manifest import parse_draft
-from elastic_adapter.core.checkpoint.saving import missing
+from elastic_adapter.core.checkpoint.saving import missing, taken
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
+from elastic_adapter.core.checkpoint.writers import own_token, started
 from elastic_adapter.core.errors import ElasticError, UserError
 
 MEMORY = Path("/dev/shm")  # noqa: S108
@@ -38,10 +38,8 @@ _MOST_STEPS = 10_000
 _CLOSE_S = 600.0
 _PARTS_S = 600.0
 _PAUSE_S = 0.05
-_YOUNG_S = 3600.0
 _TRIES = 2
 _FOLDER = re.compile(r"elastic-adapter-([0-9]+)-([0-9]+)-[0-9]+")
-_TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 
 
 class SaverLost(ElasticError):
@@ -82,7 +80,7 @@ class OwnLink:
     def open(self, root: str) -> Post:
         self._rank, self._size = _place(self._group)
         self._root = root
-        self._token = self._shared(f"{_host()}-{os.getpid()}-{_started(os.getpid())}")
+        self._token = self._shared(own_token())
         self._folder = _private_folder(self._memory)
         self._thread.start()
         return Post(self._rank, self._size, 0, self._folder, f"rank-{self._rank}", self._token)
@@ -323,24 +321,6 @@ def next_check(done: int, now: float, last: tuple[int, float] | None) -> int:
     return done + (max(1, min(int(CHECK_S / pace), _MOST_STEPS)) if pace > 0 else _MOST_STEPS)
 
 
-def is_in_use(path: Path, generation: int, token: str) -> bool:
-    """Whether somebody may still want this draft, or this buffer beside checkpoints.
-
-    Of our own token, what this generation writes. Of another one's, what a program on this machine writes that still
-    runs; and whatever is young: it may be a training's on another machine, and we only want to see how that is.
-    """
-    found = parse_draft(path.name)
-    if f".{token}." in path.name:
-        return found is None or found[1] == generation
-    parts = _TOKEN.fullmatch(path.name.split(".")[-2])
-    if parts is not None and parts[1] == _host():
-        return _started(int(parts[2])) == parts[3]
-    with contextlib.suppress(OSError):
-        times = [path.stat().st_mtime, *(each.stat().st_mtime for each in path.iterdir())] if path.is_dir() else []
-        return time.time() - max(times, default=path.stat().st_mtime) < _YOUNG_S
-    return False
-
-
 def _place(group: Group | None) -> tuple[int, int]:
     if group is None:
         return 0, 1
@@ -363,10 +343,10 @@ def _private_folder(memory: Path) -> Path:
     with contextlib.suppress(OSError):
         for path in memory.iterdir():
             found = _FOLDER.fullmatch(path.name)
-            if found is not None and _started(int(found[1])) != found[2] and path.stat().st_uid == os.getuid():
+            if found is not None and started(int(found[1])) != found[2] and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
     for number in itertools.count():
-        folder = memory / f"elastic-adapter-{os.getpid()}-{_started(os.getpid())}-{number}"
+        folder = memory / f"elastic-adapter-{os.getpid()}-{started(os.getpid())}-{number}"
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -378,24 +358,12 @@ def _private_folder(memory: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def _started(pid: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None: there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
-def _host() -> str:
-    return re.sub(r"[^0-9A-Za-z]", "-", socket.gethostname())
-
-
 def _why_not(answer: dict[str, Any]) -> str | None:
     if "failed" in answer:
         return str(answer["failed"])
     published = answer.get("published", {})
     if published.get("existed"):
-        return f"{published['path']} was there before, and stays as it is: restore() it, or name another folder"
+        return taken(published["path"])
     return None
 
 

@@ -200,12 +200,12 @@ class Store:
             _remove(self.root / name)
         return stale
 
-    def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
-        """Delete what need not be kept. Each is put out of sight first, so that none is ever half deleted."""
+    def prune(self, saved: str, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
+        """Delete what need not be kept beside this one. Each is put out of sight first: none is ever half deleted."""
         if keep_last is None:
             return ()
         complete = [each.name for each in self.newest_first() if isinstance(each, Checkpoint)]
-        gone = obsolete(complete, keep_last, keep_every)
+        gone = obsolete(complete, saved, keep_last, keep_every)
         for name in gone:
             _remove_folder(self.root / name, self.root / temporary_name(name, "pruned"))
         return gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -10,16 +11,17 @@ import socket
 import subprocess
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastic_adapter.core import frames
-from elastic_adapter.core.checkpoint import paddlestate, torchstate
+from elastic_adapter.core.checkpoint import hashing, paddlestate, torchstate
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.manifest import MANIFEST, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_from_bytes, order_to_bytes
-from elastic_adapter.core.checkpoint.saving import Incomplete, Unverified, finish, missing, prepare, write_part
+from elastic_adapter.core.checkpoint.saving import Incomplete, Taken, Unverified, finish, missing, prepare, write_part
 from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
 from helpers.frameworks import imported
@@ -248,17 +250,80 @@ def test_parts_that_are_not_there(framework, shared, tmp_path):
 
 
 def test_what_does_not_verify(framework, shared, tmp_path):
-    """Never becomes a checkpoint: it is moved aside as broken, while it is still a draft."""
+    """Never becomes a checkpoint, and is not kept: it never was one, and the next save is another try."""
     staged(framework, shared, state_of(framework, 1), tmp_path)
     draft = write_part(*taken(shared))
     (file,) = draft.path.glob("rank_0.*")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Unverified, match=rf"is damaged: .* kept as {tmp_path / NAME}.broken"):
+    with pytest.raises(Unverified, match=r"is damaged: .*not what was read back from the storage"):
         prepare(draft, 1, verify="full")
-    assert list(Store(tmp_path).newest_first()) == []
-    assert os.listdir(tmp_path) == [f"{NAME}.broken"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_can_not_be_read_back(framework, shared, tmp_path, monkeypatch):
+    """Is not called damaged, and is no checkpoint either: whoever asked is told why."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "check", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            prepare(draft, 1)
+    assert os.listdir(tmp_path) == [draft.path.name]
+    assert prepare(draft, 1) == NAME
+
+
+@pytest.mark.parametrize("how", ["sample", "full"])
+def test_it_is_read_back_from_the_storage(framework, shared, tmp_path, monkeypatch, how):
+    """Past the page cache, which would only tell what was meant to be written."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    read, init = [], hashing.Reader.__init__
+
+    def noted(reader, path, *, stored=False):
+        read.append((Path(path).name, stored))
+        init(reader, path, stored=stored)
+
+    monkeypatch.setattr(hashing.Reader, "__init__", noted)
+    prepare(draft, 1, verify=how)
+    assert read == [(file.name, True) for file in draft.path.glob("rank_0.*")]
+    read.clear()
+    prepare(draft, 1, verify="off")
+    assert read == []
+
+
+def test_its_name_is_taken(framework, shared, tmp_path):
+    """By another run's, which stays: this one is never entered anywhere, and nothing of it is left."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    order, data = taken(shared)
+    for token in ("run1", "run2"):
+        draft = write_part(replace(order, token=token), data)
+        if token == "run1":
+            finish(draft, 1)
+    with pytest.raises(Taken, match="was there before, and stays as it is"):
+        prepare(draft, 1)
+    assert os.listdir(tmp_path) == [NAME]
+
+
+def test_a_saver_that_was_killed_before_it_could_answer(framework, shared, tmp_path):
+    """What it had written counts; what is in the buffer by now is another's, and is left to that one."""
+    part = {"root": str(tmp_path), **WHICH, "rank": 0}
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    with SaverProcess() as saver:
+        for _ in range(2):
+            saver.ask({"save": str(shared), "part": part})
+            saved = saver.answer()["saved"]
+            assert (saved["step"], saved["rank"]) == (40, 0)
+        shared.unlink()
+        staged(framework, shared, state_of(framework, 2), tmp_path)
+        saver.ask({"save": str(shared), "part": {**part, "step": 30}})
+        assert saver.answer()["failed"] == "the state of step 30 is not there any more"
+        assert StagingBuffer.open(shared).step == 40
 
 
 def test_a_broken_one_in_its_place(framework, shared, tmp_path):
