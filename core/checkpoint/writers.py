@@ -12,6 +12,8 @@ from pathlib import Path
 
 from elastic_adapter.core.checkpoint.manifest import parse_draft
 
+# Tokens of what is being deleted, by somebody who may have been killed over it.
+GOING = PRUNED, SWEPT = "pruned", "swept"
 _YOUNG_S = 3600.0
 _PROCESS = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 _JOB = re.compile(r"job-([0-9a-f]{16})-.*")
@@ -43,6 +45,8 @@ def is_in_use(path: Path, generation: int, token: str) -> bool:
     if f".{token}." in path.name:
         return found is None or found[1] == generation
     theirs = path.name.split(".")[-2]
+    if theirs in GOING:
+        return False
     if (job := _JOB.fullmatch(theirs)) is not None and (ours := _JOB.fullmatch(token)) is not None:
         if job[1] == ours[1]:
             return False

@@ -145,6 +145,29 @@ def until_done(training, steps):
     pytest.fail(f"step {steps - 1} was not done")
 
 
+def test_the_launcher_is_killed_in_the_middle_of_a_save(train, training):
+    """What it left half done is swept by the next start, at once."""
+    launched = train(training, 10**6, step_s=0.0, every=1)
+    launched.seen("checkpoint of step 10 is committed")
+    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    while not (left := drafts(training.root)):
+        # It was between two saves.
+        os.kill(stopped, signal.SIGCONT)
+        time.sleep(0.01)
+        os.kill(stopped, signal.SIGSTOP)
+    launched.signal(signal.SIGKILL)
+    launched.finish()
+    launched.gone()
+    assert drafts(training.root) == left
+    again = train(training, training.committed()[0] + 1, every=10**6)
+    assert again.finish() == 0, again.text
+    assert drafts(training.root) == []
+
+
+def drafts(root):
+    return [name for name in os.listdir(root) if name.startswith(".")]
+
+
 def test_the_saver_is_killed(train, training):
     """Another one takes its place, and nothing is lost."""
     training.let(10)

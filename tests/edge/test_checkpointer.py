@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.checkpoint import single
 from elastic_adapter.core.checkpoint.checkpointer import NotSaved
 from elastic_adapter.core.checkpoint.files import Damaged, Misfit, Refused
 from elastic_adapter.core.checkpoint.link import Asked, NotRestored
@@ -27,6 +28,7 @@ from helpers.etcd_servers import free_ports
 from helpers.links import PlayedLink
 from helpers.trainings import TRAININGS
 
+FAULTS = int(os.environ.get("FAULTS", "100"))
 # paddle tells this with every step.
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track global mean")
 
@@ -757,6 +759,16 @@ class TestArguments:
         assert "was there before, and stays as it is: restore() it, or name another folder" in lines(told)[-1]
 
 
+class OtherRank:
+    """A group in which this is rank 1 of 2."""
+
+    def __init__(self, framework):
+        pass
+
+    def place(self):
+        return 1, 2
+
+
 class TestOneFolder:
     """save_checkpoint and load_checkpoint, for loops that keep their own books."""
 
@@ -776,6 +788,51 @@ class TestOneFolder:
         found = adapter.load_checkpoint(place, model=again.model, optimizer=again.optimizer)
         assert found == {"step": 6, "epoch": 2, "note": "x"}
         assert again.values() == training.values()
+
+    def test_what_else_is_there_is_not_replaced(self, kind, tmp_path):
+        """A folder with other things in it stays; an empty one, and a file that was saved before, do not."""
+        training = kind()
+        adapter = training.adapter()
+        (tmp_path / "outputs").mkdir()
+        (tmp_path / "outputs" / "notes.txt").write_text("mine")
+        (tmp_path / "empty").mkdir()
+        training.save(training.model.state_dict(), tmp_path / "file")
+        with pytest.raises(UserError, match="outputs is a folder with other things in it"):
+            adapter.save_checkpoint(tmp_path / "outputs", model=training.model)
+        assert (tmp_path / "outputs" / "notes.txt").read_text() == "mine"
+        for name in ("empty", "file"):
+            adapter.save_checkpoint(tmp_path / name, model=training.model, step=4)
+            assert adapter.load_checkpoint(tmp_path / name, model=training.model)["step"] == 4
+        assert names(tmp_path) == ["empty", "file", "outputs"]
+
+    def test_it_is_read_back(self, kind, tmp_path, monkeypatch):
+        """What does not come back as it was written does not take the older one's place."""
+        training = kind()
+        adapter = training.adapter()
+        adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1)
+        written = single._write
+
+        def badly(framework, draft, name, state):
+            entry = written(framework, draft, name, state)
+            flip(draft.path / name)
+            return entry
+
+        monkeypatch.setattr(single, "_write", badly)
+        with pytest.raises(Damaged):
+            adapter.save_checkpoint(tmp_path / "one", model=training.model, step=2, verify="full")
+        assert names(tmp_path) == ["one"]
+        assert adapter.load_checkpoint(tmp_path / "one", model=training.model)["step"] == 1
+        with pytest.raises(UserError, match="verify must be one of"):
+            adapter.save_checkpoint(tmp_path / "one", model=training.model, verify="all")
+
+    def test_other_ranks_write_nothing(self, kind, tmp_path, monkeypatch):
+        """All ranks may call it."""
+        training = kind()
+        adapter = training.adapter()
+        group = {"torch": "TorchGroup", "paddle": "PaddleGroup"}[kind.name]
+        monkeypatch.setattr(sys.modules[adapter.Checkpointer.__module__], group, OtherRank)
+        assert adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1) is None
+        assert names(tmp_path) == []
 
     def test_a_checkpointer_s(self, make, kind, root):
         training, again = saved(make, kind, 2), kind()
@@ -811,6 +868,58 @@ class TestOneFolder:
             adapter.save_checkpoint(small / "best", model=training.model, optimizer=training.model, step=2)
         assert names(small) == ["best"]
         assert adapter.load_checkpoint(small / "best", model=training.model)["step"] == 1
+
+
+KILLED = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from elastic_adapter.core.checkpoint import single
+from helpers.trainings import TRAININGS
+kind, place, trials = TRAININGS[sys.argv[2]], Path(sys.argv[3]), int(sys.argv[4])
+if sys.argv[5] == "renames":
+    single._exchanged = lambda *_: False
+rng, training, last, killed, halves = random.Random(20261117), kind(width=600), 0, 0, 0
+adapter = training.adapter()
+save = lambda step: adapter.save_checkpoint(place, model=training.model, step=step, verify="off")
+save(0)
+for _ in range(trials):
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        for step in range(last + 1, last + 4):
+            save(step)
+            os.write(writing, bytes([step - last]))
+        os._exit(0)
+    os.close(writing)
+    time.sleep(rng.uniform(0.0, 0.05))
+    os.kill(child, signal.SIGKILL)
+    killed += os.waitpid(child, 0)[1] != 0
+    halves += len(os.listdir(place.parent)) > 1
+    said = os.read(reading, 10)
+    os.close(reading)
+    found = adapter.load_checkpoint(place, model=training.model)["step"]
+    assert last + (said[-1] if said else 0) <= found <= last + 3, (last, said, found)
+    last = found
+save(last + 1)
+print(json.dumps([killed, halves, last, os.listdir(place.parent)]))
+"""
+
+
+@pytest.mark.timeout(60 + 2 * FAULTS)
+@pytest.mark.parametrize("how", ["exchanges", "renames"])
+def test_kill_9_while_one_folder_is_saved(kind, tmp_path, how):
+    """What returned is there, or a later one, and whole; also where two folders can't be exchanged in one step."""
+    argv = [sys.executable, "-W", "ignore", "-c", KILLED, str(Path(__file__).parents[1]), kind.name]
+    argv += [str(tmp_path / "best"), str(FAULTS), how]
+    # Only a process of one thread can be forked.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    killed, halves, last, left = json.loads(done.stdout.splitlines()[-1])
+    assert killed > FAULTS // 2
+    assert halves > 0
+    assert last > 0
+    assert left == ["best"]
 
 
 ALONE = """

@@ -297,6 +297,49 @@ def test_it_is_read_back_from_the_storage(framework, shared, tmp_path, monkeypat
     assert read == []
 
 
+class Disk:
+    """What a power loss would leave: the files that were synced as they are now, and names in folders that were."""
+
+    def __init__(self, monkeypatch):
+        self.sizes, self.names, self.renamed = {}, {}, []
+        fsync, rename = os.fsync, os.rename
+
+        def synced(fd):
+            fsync(fd)
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path.is_dir():
+                self.names[path] = set(os.listdir(path))
+            else:
+                self.sizes[path] = path.stat().st_size
+
+        def moved(old, new, **options):
+            old, new = Path(old), Path(new)
+            if old in self.sizes:
+                self.sizes[new] = self.sizes.pop(old)
+            self.renamed.append((old, new, dict(self.sizes), dict(self.names)))
+            rename(old, new, **options)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "rename", moved)
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name(framework, shared, tmp_path, monkeypatch):
+    """Each file, then the manifest, then their folder; and the name itself, before anybody is told of it."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    disk = Disk(monkeypatch)
+    place = finish(write_part(*taken(shared)), 1, md5=True)
+    by_name = {new.name: (old, sizes, names) for old, new, sizes, names in disk.renamed}
+    draft, sizes, names = by_name[place.name]
+    files = {path.name: path.stat().st_size for path in place.iterdir()}
+    assert len(files) == 3
+    assert {name: sizes.get(draft / name) for name in files} == files
+    assert names[draft] >= set(files)
+    # The manifest tells of files that are there.
+    _, sizes, _ = by_name[MANIFEST]
+    assert {name for name in files if name != MANIFEST} <= {path.name for path in sizes}
+    assert place.name in disk.names[tmp_path]
+
+
 def test_its_name_is_taken(framework, shared, tmp_path):
     """By another run's, which stays: this one is never entered anywhere, and nothing of it is left."""
     staged(framework, shared, state_of(framework, 1), tmp_path)
