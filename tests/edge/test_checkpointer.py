@@ -484,6 +484,40 @@ def test_a_folder_that_is_read_only(make, kind, mounted, told):
     assert "Read-only file system (it is mounted to be read only); the last good checkpoint is untouched" in line
 
 
+@pytest.fixture
+def locked():
+    """Folders in which not even root may make anything."""
+    places = []
+
+    def lock(place):
+        if subprocess.run(["chattr", "+i", str(place)], check=False).returncode:
+            pytest.skip("folders can't be locked here")
+        places.append(place)
+
+    yield lock
+    for place in places:
+        subprocess.run(["chattr", "-i", str(place)], check=True)
+
+
+def test_a_folder_that_is_not_ours(make, kind, root, locked, told):
+    """Permission denied: one line for each save, what was saved is untouched, and when it is granted, saving goes on."""
+    saved(make, kind, 1)
+    locked(root)
+    training = kind()
+    with make(training, every_steps=2) as checkpointer:
+        assert checkpointer.restore() == 1
+        train(training, checkpointer, 3, 1)
+        assert checkpointer.settled(30)
+        first, line = lines(told)
+        assert first == f"nothing can be saved in {root}, as it seems: it is not writable for this user"
+        assert line.startswith(f"step 2 is not saved: {root}/")
+        assert "Operation not permitted (this user may not write there); the last good checkpoint is untouched" in line
+        assert names(root) == [folder_name(1, 0)]
+        subprocess.run(["chattr", "-i", str(root)], check=True)
+        train(training, checkpointer, 4, 3)
+    assert names(root) == [folder_name(1, 0), folder_name(4, 0)]
+
+
 def test_too_little_memory(make, kind, root, mounted, told):
     """States are copied to files beside the checkpoints then; that is told once, and they go at the end."""
     memory = mounted("memory", "64k")

@@ -429,3 +429,16 @@ def test_a_saver_that_is_killed_is_followed_by_another(framework, shared, tmp_pa
         (found,) = Store(root).newest_first()
         assert Store(root).trouble(found) == ""
         shutil.rmtree(root)
+
+
+def test_the_saver_steps_back(tmp_path):
+    """A training's processes come first, at the processors and at the disks."""
+    with SaverProcess() as saver:
+        saver.ask({"save": "/nowhere"})
+        saver.answer()
+        status = Path(f"/proc/{saver.process.pid}/stat").read_text().rpartition(")")[2].split()
+        nice, policy = int(status[16]), int(status[38])
+        asked = subprocess.run(["ionice", "-p", str(saver.process.pid)], capture_output=True, text=True, check=True)
+    assert nice - os.nice(0) == 10
+    assert policy == os.SCHED_BATCH
+    assert asked.stdout.strip() == "idle"
