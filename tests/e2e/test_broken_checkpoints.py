@@ -51,7 +51,14 @@ def flip(path, at=-200):
 
 
 def saver(launched):
-    return next(pid for pid, command in launched.family().items() if "checkpoint.saver" in command)
+    """Its pid. It is started beside the first step."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for pid, command in launched.family().items():
+            if "checkpoint.saver" in command:
+                return pid
+        time.sleep(0.01)
+    return pytest.fail(f"there is no saver:\n{launched.text}")
 
 
 def test_the_newest_is_broken(train, training):
