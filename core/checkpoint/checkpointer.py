@@ -15,6 +15,7 @@ import atexit
 import logging
 import mmap
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -51,6 +52,8 @@ _HOLD_S = 600.0
 # What another node has renamed is seen here a little later, where file systems remember what was not there.
 _SEEN_WITHIN_S = 5.0
 _PAUSE_S = 0.25
+# How troubles name the step whose save they are of.
+_STEP = re.compile(r"\bstep ([0-9]+)\b")
 
 
 class NotSaved(ElasticError):
@@ -181,7 +184,7 @@ class Checkpointer:
             self._want(link)
         asked = link.asked(done)
         if asked is None and (self.policy.every_steps is None or done % self.policy.every_steps):
-            if troubles := link.troubles():
+            if troubles := self._troubles(link):
                 self._tell(troubles)
             return False
         return self._save_at(done, asked)
@@ -195,13 +198,18 @@ class Checkpointer:
         done = self._done if step is None else steps_done(int(step))
         self._done = done
         link = self._open()[0]
-        self._tell(link.troubles())
+        if wait and done == self._kept:
+            # It may still be written: whether it has to be saved again is known after that.
+            link.settled()
+        self._tell(self._troubles(link))
         saved = self._try_to_save(done, wait=wait or self._waits)
         if wait:
             whole = link.settled()
-            troubles = link.troubles()
-            if troubles or not (saved and whole):
-                raise NotSaved("; ".join(troubles) or f"step {done} is not saved")
+            troubles = self._troubles(link)
+            failed = [line for line in troubles if _concerns(line, done)]
+            self._tell([line for line in troubles if line not in failed])
+            if failed or not (saved and whole):
+                raise NotSaved("; ".join(failed) or f"step {done} is not saved")
         return saved
 
     def settled(self, seconds: float | None = None) -> bool:
@@ -210,7 +218,7 @@ class Checkpointer:
             return True
         link = self._opened[0]
         came = link.settled(seconds)
-        self._tell(link.troubles())
+        self._tell(self._troubles(link))
         return came
 
     def close(self) -> None:
@@ -279,7 +287,7 @@ class Checkpointer:
 
     def _save_at(self, done: int, asked: Asked | None) -> bool:
         link = self._open()[0]
-        self._tell(link.troubles())
+        self._tell(self._troubles(link))
         reason = asked.reason if asked is not None else due_by_steps(self.policy, done)
         hold = asked is not None and asked.hold
         log.debug("saves step %d: %s", done, reason)
@@ -347,6 +355,13 @@ class Checkpointer:
     def _missed(self, done: int, why: str) -> None:
         self._tell((f"step {done} is not saved: {why}",))
         self._open()[0].missed(done, why)
+
+    def _troubles(self, link: Link) -> tuple[str, ...]:
+        """What went wrong meanwhile. A step that was taken for saved, and is not, is to be saved again."""
+        troubles = link.troubles()
+        if self._kept is not None and any(_concerns(line, self._kept) for line in troubles):
+            self._kept = None
+        return troubles
 
     def _tell(self, lines: tuple[str, ...] | list[str]) -> None:
         for line in lines:
@@ -457,6 +472,12 @@ def _unwritable(folder: str) -> str | None:
     except OSError as error:
         return error.strerror
     return None if os.access(folder, os.W_OK) else "it is not writable for this user"
+
+
+def _concerns(line: str, step: int) -> bool:
+    """Whether a trouble is one of this step's save; one that names no step may be."""
+    named = _STEP.search(line)
+    return named is None or int(named[1]) == step
 
 
 def _needed(layout: Layout, order: bytes) -> int:

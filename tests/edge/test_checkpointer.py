@@ -555,6 +555,23 @@ def test_a_saver_that_is_killed_again_and_again(make, kind, root, told, monkeypa
     assert "the process that writes checkpoints has ended with code 3, again and again" in lines(told)[0]
 
 
+def test_a_save_that_failed_and_is_asked_for_again(make, kind, root, told, monkeypatch):
+    """It is not said to be saved because it was tried: it is tried again."""
+    training = kind()
+    with make(training, every_steps=1) as checkpointer, monkeypatch.context() as patched:
+        patched.setattr(
+            "elastic_adapter.core.checkpoint.own_link.saver_command", lambda _: [sys.executable, "-c", "exit(3)"]
+        )
+        train(training, checkpointer, 1)
+        with pytest.raises(NotSaved, match="step 1 is not saved: the process that writes checkpoints has ended"):
+            checkpointer.save(wait=True)
+        with pytest.raises(NotSaved, match="step 1 is not saved: the process that writes checkpoints has ended"):
+            checkpointer.save(wait=True)
+        patched.undo()
+        assert checkpointer.save(wait=True)
+        assert names(root) == [folder_name(1, 0)]
+
+
 def test_buffers_are_taken_away(make, kind):
     """Nothing stays in memory; what a program that was killed has left there goes when the next one begins."""
     stale = Path("/dev/shm") / "elastic-adapter-1234567890-1-0"
@@ -658,6 +675,43 @@ class TestLinks:
         make(kind(), link=PlayedLink(tmp_path / "memory")).restore()
         other.close()
         assert names(root) == sorted([folder_name(1, 0), *(draft.path.name for draft in stay)])
+
+    @pytest.mark.parametrize(
+        "trouble", ["step 2 is not saved: no space", "no checkpoint of step 2", "the storage is gone"]
+    )
+    def test_what_was_taken_for_saved_and_is_not(self, make, kind, tmp_path, told, trouble):
+        """The next one who wants it saved has it saved again; and hears of it, if that fails as well."""
+        training, link, root = kind(), PlayedLink(tmp_path / "memory"), tmp_path / "checkpoints"
+        link.fails = {2: trouble}
+        checkpointer = make(training, link=link, every_steps=1)
+        train(training, checkpointer, 2)
+        assert checkpointer.save(wait=True)
+        assert link.calls[1:] == [("staged", 1), ("staged", 2), ("staged", 2)]
+        assert names(root) == [folder_name(1, 3), folder_name(2, 3)]
+        assert lines(told) == [trouble]
+        link.fails = {3: trouble.replace("2", "3")}
+        training.turn()
+        for _ in range(2):
+            with pytest.raises(NotSaved, match=link.fails[3]):
+                checkpointer.save(2, wait=True)
+            link.fails = {3: trouble.replace("2", "3")}
+        assert folder_name(3, 3) not in names(root)
+
+    def test_a_trouble_of_another_step(self, make, kind, root, tmp_path, told):
+        """It is told, and what was saved since is saved: not again, and without an error."""
+        training, link = kind(), PlayedLink(tmp_path / "memory")
+        link.fails = {1: "step 1 is not saved: no space"}
+        checkpointer = make(training, link=link, every_steps=1)
+        train(training, checkpointer, 1)
+        waiting, link.told = link.told, []
+        train(training, checkpointer, 2, 1)
+        link.told = waiting
+        assert checkpointer.save(wait=True)
+        link.fails = {3: "step 2 is not saved: no space"}
+        training.turn()
+        assert checkpointer.save(2, wait=True)
+        assert link.calls[1:] == [("staged", 1), ("staged", 2), ("staged", 3)]
+        assert lines(told) == [f"step {step} is not saved: no space" for step in (1, 2)]
 
     def test_both_are_being_written(self, make, kind, tmp_path, told):
         """A save that does not wait is left out, and that is told to all."""
