@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from elastic_adapter.core import worker
 from elastic_adapter.core.checkpoint.buffers import Buffers
-from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, states
+from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, own_epoch, states
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
@@ -116,6 +116,7 @@ class Checkpointer:
         self._advance = getattr(sampler, "advance", None)
         self._done = 0
         self._last = Saved(0, time.monotonic())
+        # What a search has loaded: if that is what all ranks restore, it need not be loaded again.
         self._loaded: str | None = None
         # The step that was saved last, or restored: it need not be saved again.
         self._kept: int | None = None
@@ -144,6 +145,8 @@ class Checkpointer:
         With a path, load that instead: the folder of one checkpoint, or a file that somebody else has saved, of weights
         or with "model", "optimizer" and so on. What it returns then is the file's "step", if it has one, else 0.
         """
+        # Whoever goes back does its steps again, and those are other ones than those that were saved.
+        self._kept = self._loaded = None
         if path is not None:
             return self._begin(self._restore_from(os.fspath(path)))
         link, post, _ = self._open()
@@ -332,7 +335,7 @@ class Checkpointer:
 
     def _order(self, post: Post, done: int, layout: Layout) -> Order:
         sampler = self._training.sampler
-        facts: dict[str, Any] = {"epoch": self.epoch}
+        facts: dict[str, Any] = {"epoch": self.epoch, "own_epoch": self._epoch is not None}
         if hasattr(sampler, "state_dict"):
             facts["sampler"] = sampler.state_dict()
         return Order(
@@ -386,6 +389,7 @@ class Checkpointer:
                     continue
                 self._restoring.check_others(found, rank)
                 self._load(found, rank)
+                self._loaded = found.name
             except (Damaged, OSError) as error:
                 if not os.path.lexists(found.path):
                     return None
@@ -439,8 +443,8 @@ class Checkpointer:
         loaded = self._restoring.read(checkpoint, rank)
         facts = checkpoint.manifest.facts
         self._restoring.apply(loaded, facts)
-        self._epoch = facts.get("epoch", self._epoch)
-        self._loaded = checkpoint.name
+        if "epoch" in facts:
+            self._epoch = own_epoch(facts, self._training.sampler)
 
 
 def _folder(folder: str | os.PathLike[str] | None) -> str:

@@ -59,6 +59,16 @@ def _state(thing: Any) -> Any:
     return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
 
+def own_epoch(facts: Mapping[str, Any], sampler: Any) -> int | None:
+    """The epoch that a checkpoint restores; None: it was the sampler's, which is restored and says it itself."""
+    kept = facts.get("sampler")
+    if kept is None or not (hasattr(sampler, "epoch") and hasattr(sampler, "load_state_dict")):
+        return int(facts["epoch"])
+    # Older checkpoints do not say whose it was.
+    theirs = kept.get("epoch") if isinstance(kept, Mapping) else None
+    return int(facts["epoch"]) if facts.get("own_epoch", facts["epoch"] != theirs) else None
+
+
 def random_states(framework: Framework) -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     found = {"python": [version, list(numbers), gauss], framework.name: framework.rng()}

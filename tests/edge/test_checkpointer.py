@@ -149,6 +149,50 @@ def test_it_goes_on_bit_by_bit(make, kind, root):
     assert again.values() == whole.values()
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_epochs(make, kind, own):
+    """The sampler's goes on with it, however often all begins anew; one that the user has set stays as it is."""
+    start = 0
+    for epoch in (0, 1, 2):
+        training = kind(size=8)
+        with make(training) as checkpointer:
+            assert checkpointer.restore() == start
+            assert checkpointer.epoch == (7 + epoch if own and epoch else epoch)
+            if own:
+                checkpointer.epoch = 8 + epoch
+            train(training, checkpointer, start + 2, start)
+            assert training.sampler.epoch == epoch + 1
+            assert checkpointer.epoch == (8 + epoch if own else epoch + 1)
+            start += 2
+            checkpointer.save(wait=True)
+
+
+def test_going_back(make, kind, root, tmp_path):
+    """In the middle of a training that went wrong: each time it is loaded, by whoever names it."""
+    reference = saved(make, kind, 2).values()
+    place = root / folder_name(2, 0)
+    for link, path in ((None, None), (PlayedLink(tmp_path / "memory", resume=place.name), None), (None, place)):
+        again = kind()
+        checkpointer = make(again, link=link)
+        for _ in range(2):
+            assert checkpointer.restore(path) == 2
+            assert again.values() == reference
+            train(again, checkpointer, 4, 2)
+            assert again.values() != reference
+
+
+def test_what_was_saved_before_going_back(make, kind, root):
+    """It is not what the same steps give now: that is told, and not taken for saved."""
+    training = saved(make, kind, 1)
+    with make(training) as checkpointer:
+        train(training, checkpointer, 2)
+        checkpointer.save(wait=True)
+        assert checkpointer.restore(root / folder_name(1, 0)) == 1
+        train(training, checkpointer, 2, 1)
+        with pytest.raises(NotSaved, match=f"{folder_name(2, 0)} was there before"):
+            checkpointer.save(wait=True)
+
+
 def test_a_wrapped_model(make, kind, root):
     """What is saved and restored is the model itself: its names begin with no module."""
     training = kind()

@@ -9,12 +9,14 @@ import pytest
 from elastic_adapter.core.checkpoint.contents import (
     Training,
     lay_out,
+    own_epoch,
     random_states,
     set_random_states,
     several,
     states,
 )
 from elastic_adapter.core.checkpoint.files import Hole, Skeleton
+from elastic_adapter.core.checkpoint.sampler import ElasticSampler
 
 
 class Bytes:
@@ -93,6 +95,25 @@ def test_states():
 def test_several(thing, expected):
     """One, or each of a dict, by what the names of its tensors begin with."""
     assert several(thing) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"epoch": 3, "own_epoch": True, "sampler": {"epoch": 3}}, 3),
+        ({"epoch": 3, "own_epoch": False, "sampler": {"epoch": 3}}, None),
+        ({"epoch": 3, "own_epoch": False}, 3),
+        # Of older versions.
+        ({"epoch": 3, "sampler": {"epoch": 3}}, None),
+        ({"epoch": 3, "sampler": {"epoch": 2}}, 3),
+        ({"epoch": 3, "sampler": [5]}, 3),
+        ({"epoch": 3}, 3),
+    ],
+)
+def test_whose_epoch_it_was(facts, expected):
+    """A sampler's goes on with it, if it is restored; the user's own stays until it is set again."""
+    assert own_epoch(facts, ElasticSampler(8, 2)) == expected
+    assert own_epoch(facts, None) == 3
 
 
 def test_random_numbers():
