@@ -37,7 +37,7 @@ from elastic_adapter.core.checkpoint.manifest import (
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
 from elastic_adapter.core.checkpoint.own_link import is_in_use
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
-from elastic_adapter.core.checkpoint.restoring import Restoring, load_foreign
+from elastic_adapter.core.checkpoint.restoring import Restoring, is_damaged_in_storage, load_foreign
 from elastic_adapter.core.checkpoint.single import look_in
 from elastic_adapter.core.checkpoint.staging import NoRoom
 from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
@@ -155,6 +155,7 @@ class Checkpointer:
             try:
                 self._load(self._located(name, post.token), post.rank)
             except (Damaged, OSError) as error:
+                self._put_aside_named(self._store.root / name, error)
                 raise link.not_restored(name, _why(error)) from error
         if post.rank == 0:
             self._store.sweep(lambda each: is_in_use(self._store.root / each, post.generation, post.token))
@@ -412,13 +413,26 @@ class Checkpointer:
     def _put_aside(self, path: Path, why: str, *, unread: bool) -> None:
         if unread:
             log.warning("%s can't be read: %s; the one before is taken", path, why)
-            return
+        else:
+            self._quarantine(path, why, ", and the one before is taken")
+
+    def _put_aside_named(self, path: Path, error: Damaged | OSError) -> None:
+        """One that was named, and can't be loaded here. It is renamed if that is the storage's fault.
+
+        If it is not, other ranks can load it; and what comes next is not for this one to say.
+        """
+        if not is_unread(error) and is_damaged_in_storage(path, error):
+            self._quarantine(path, _why(error))
+
+    def _quarantine(self, path: Path, why: str, then: str = "") -> None:
         try:
             kept = self._store.quarantine(path)
+        except FileNotFoundError:
+            log.warning("%s is broken: %s; somebody else has put it aside%s", path, why, then)
         except OSError as error:
-            log.warning("%s is broken, and can't be renamed (%s): %s; the one before is taken", path, error, why)
+            log.warning("%s is broken, and can't be renamed (%s): %s%s", path, error, why, then)
         else:
-            log.warning("%s is broken: %s; it is kept as %s, and the one before is taken", path, why, kept.name)
+            log.warning("%s is broken: %s; it is kept as %s%s", path, why, kept.name, then)
 
     def _located(self, name: str, token: str) -> Checkpoint:
         """The checkpoint that all ranks restore. One that was agreed upon, and not renamed yet, is renamed here."""

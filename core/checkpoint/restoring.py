@@ -9,15 +9,24 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core.checkpoint.contents import Training, set_random_states, several
-from elastic_adapter.core.checkpoint.files import Expected, Misfit, Refused
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
-from elastic_adapter.core.checkpoint.hashing import verify_file
-from elastic_adapter.core.checkpoint.manifest import FileEntry
-from elastic_adapter.core.checkpoint.store import Checkpoint
+from elastic_adapter.core.checkpoint.hashing import Reader, verify_file
+from elastic_adapter.core.checkpoint.manifest import (
+    MANIFEST,
+    BadManifest,
+    FileEntry,
+    Manifest,
+    manifest_from_bytes,
+    parse_folder,
+)
+from elastic_adapter.core.checkpoint.store import Checkpoint, is_unread
 from elastic_adapter.core.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -147,6 +156,33 @@ class Restoring:
             if isinstance(error, Misfit) or not self._trusted or into:
                 raise
             return self._framework.read_trusting(path)
+
+
+def is_damaged_in_storage(path: Path, error: Damaged | OSError) -> bool:
+    """Whether what was wrong with a checkpoint is wrong where it is stored as well, past the page cache.
+
+    It is read once more for that: what belongs to the error, and its manifest. What is gone by now is not damaged.
+    """
+    name = os.path.basename(error.path if isinstance(error, Damaged) else error.filename or "")
+    try:
+        checkpoint = Checkpoint(path, _stored_manifest(path))
+        for file in checkpoint.manifest.files:
+            if file.name == name:
+                verify_file(str(path / name), _expected(checkpoint, file), stored=True)
+    except (Damaged, BadManifest):
+        return True
+    except OSError as again:
+        return not is_unread(again) and os.path.lexists(path)
+    return False
+
+
+def _stored_manifest(path: Path) -> Manifest:
+    """Raises BadManifest, Damaged or OSError."""
+    with closing(Reader(str(path / MANIFEST), stored=True)) as reader:
+        manifest = manifest_from_bytes(b"".join(map(bytes, reader.chunks(0, reader.size))))
+    if parse_folder(path.name) != (manifest.step, manifest.generation):
+        raise BadManifest(f"it is of step {manifest.step}, generation {manifest.generation}")
+    return manifest
 
 
 def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:

@@ -665,15 +665,38 @@ class TestLinks:
         expected = [*training.files[:4], training.files[3].replace("0.", "1.")]
         assert files == sorted([*expected, "part.0.json", "part.1.json"])
 
-    def test_a_named_one_that_is_not_whole(self, make, kind, root, tmp_path):
-        """All begin anew with another one: that is not ours to decide, and nothing is renamed."""
-        training = saved(make, kind, 1)
-        flip(root / folder_name(1, 0) / training.files[1])
-        link = PlayedLink(tmp_path / "memory", resume=folder_name(1, 0))
-        with pytest.raises(NotRestored, match=r"step-000000000001-gen-000000: .*is damaged"):
+    @pytest.mark.parametrize("how", BREAKS)
+    def test_a_named_one_that_is_not_whole(self, make, kind, tmp_path, told, how):
+        """All begin anew with another one, that is not ours to decide; but this one is put aside, where it is stored."""
+        training, root, name = saved(make, kind, 1), tmp_path / "checkpoints", folder_name(1, 0)
+        BREAKS[how](root / name, training.files)
+        told.clear()
+        link = PlayedLink(tmp_path / "memory", resume=name)
+        with pytest.raises(NotRestored, match=f"{name}: "):
             make(kind(), link=link).restore()
-        assert link.calls[1][:2] == ("not_restored", folder_name(1, 0))
-        assert names(root) == [folder_name(1, 0)]
+        assert link.calls[1][:2] == ("not_restored", name)
+        assert names(root) == [f"{name}.broken"]
+        (line,) = lines(told)
+        assert line.startswith(f"{root / name} is broken: ")
+        assert line.endswith(f"it is kept as {name}.broken")
+
+    @pytest.mark.parametrize("how", ["flipped here only", "device", "elsewhere"])
+    def test_a_named_one_that_is_whole_in_its_storage(self, make, kind, tmp_path, monkeypatch, how):
+        """Others can load it, or have put it aside already: it is told, and nothing is renamed."""
+        training, root, name = saved(make, kind, 1), tmp_path / "checkpoints", folder_name(1, 0)
+        path = str(root / name / training.files[1])
+
+        def reading(*_):
+            if how == "elsewhere":
+                os.rename(root / name, root / f"{name}.broken")
+            raise OSError(5, "Input/output error", path) if how == "device" else Damaged(path, "a bit is wrong")
+
+        monkeypatch.setattr("elastic_adapter.core.checkpoint.restoring.Restoring.read", reading)
+        link = PlayedLink(tmp_path / "memory", resume=name)
+        with pytest.raises(NotRestored, match=f"{name}: .*(Input/output error|a bit is wrong)"):
+            make(kind(), link=link).restore()
+        assert link.calls[1][0] == "not_restored"
+        assert names(root) == [f"{name}.broken" if how == "elsewhere" else name]
 
     def test_a_named_one_that_is_not_there(self, make, kind, tmp_path, monkeypatch):
         """The same."""
