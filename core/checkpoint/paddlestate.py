@@ -24,10 +24,10 @@ from elastic_adapter.core.checkpoint.paddlefile import (
     TensorRef,
     read_paddle,
 )
-from elastic_adapter.core.checkpoint.pickles import check_import
+from elastic_adapter.core.checkpoint.pickles import check_import, made_from
 from elastic_adapter.core.checkpoint.sources import Span
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
-from elastic_adapter.core.checkpoint.trees import culprit, leaves, replace
+from elastic_adapter.core.checkpoint.trees import leaves, replace
 
 # How paddle's types are stored: what numpy lacks goes as whole numbers of the same size. paddle.load makes bfloat16 of
 # uint16 again, but of float8 it makes int8.
@@ -57,13 +57,9 @@ def skeleton(paddle: Any, state: object) -> tuple[Skeleton, list[Any]]:
     """The skeleton of a file of this state, and what belongs into its holes: tensors and numpy arrays without gaps.
 
     These are the memory of the state itself, on whatever device it is, except where there were gaps. Refused, if the
-    state holds what read_paddle would not read; what is not seen here, write_paddle refuses.
+    state holds what read_paddle would not read, or what can't be pickled; what is not seen here, write_paddle refuses.
     """
-    try:
-        return _Pieces(paddle).skeleton(state)
-    except Refused as refused:
-        where = culprit(state, lambda child: _Pieces(paddle).skeleton(child))
-        raise Refused(where, refused.wanted) from None
+    return made_from(state, lambda each: _Pieces(paddle).skeleton(each))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
