@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from elastic_adapter.core import worker
 from elastic_adapter.core.checkpoint.buffers import Buffers
-from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, own_epoch, states
+from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, own_epoch, sampler_facts, states
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
@@ -281,7 +281,10 @@ class Checkpointer:
             link.want(reason)
 
     def _prepare(self) -> None:
-        """After the first step the optimizer has its state: the size of all buffers is known. Raises Refused."""
+        """After the first step the optimizer has its state: the size of all buffers is known.
+
+        Raises Refused or UserError for what could never be restored: later that would be missed in each save.
+        """
         _, post, buffers = self._open()
         self._prepared = True
         if post.rank == 0 and (why := _unwritable(self.folder)):
@@ -304,7 +307,7 @@ class Checkpointer:
         """What can't be saved is told, and the training goes on."""
         try:
             return self._save(done, wait=wait)
-        except (OSError, NoRoom, Refused) as error:
+        except (OSError, NoRoom, Refused, UserError) as error:
             self._missed(done, _why(error))
             return False
 
@@ -329,16 +332,13 @@ class Checkpointer:
 
     def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
         layout = lay_out(self._framework, states(self._framework, self._training, post.rank))
-        try:
-            return layout, order_to_bytes(self._order(post, done, layout))
-        except TypeError as error:
-            raise UserError(f"the state of the sampler has to be plain JSON: {error}") from None
+        return layout, order_to_bytes(self._order(post, done, layout))
 
     def _order(self, post: Post, done: int, layout: Layout) -> Order:
         sampler = self._training.sampler
         facts: dict[str, Any] = {"epoch": self.epoch, "own_epoch": self._epoch is not None}
         if hasattr(sampler, "state_dict"):
-            facts["sampler"] = sampler.state_dict()
+            facts["sampler"] = sampler_facts(sampler.state_dict())
         return Order(
             root=self.folder,
             token=post.token,

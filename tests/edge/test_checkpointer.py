@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -847,6 +848,49 @@ class TestArguments:
         checkpointer = make(training, extra={"odd": Path("x")}, every_steps=1000)
         with pytest.raises(Refused, match=r"the state at extra/odd was refused: it asks for pathlib"):
             train(training, checkpointer, 1)
+
+    @pytest.mark.parametrize("value", [threading.Lock(), [[[]] * 3, Path("x")], {"a": threading.Lock()}])
+    def test_one_that_could_not_be_loaded_any_more(self, make, kind, root, told, value):
+        """Once the training is under way, that is a line for each save, and no reason to end it."""
+        training, extra = kind(), {}
+        with make(training, extra=extra, every_steps=1) as checkpointer:
+            train(training, checkpointer, 1)
+            extra["odd"] = value
+            train(training, checkpointer, 2, 1)
+            with pytest.raises(NotSaved):
+                checkpointer.save(wait=True)
+            extra.clear()
+            train(training, checkpointer, 3, 2)
+        assert [line.partition("/")[0] for line in lines(told)] == ["step 2 is not saved: the state at extra"] * 2
+        assert names(root) == [folder_name(1, 0), folder_name(3, 0)]
+
+    def test_a_sampler_of_another_kind(self, make, kind, root, told):
+        """What its state would come back as is known at the first step; later it is a line."""
+
+        class Other:
+            def __init__(self, seen):
+                self.seen = seen
+
+            def advance(self):
+                self.seen += (len(self.seen),)
+
+            def state_dict(self):
+                return {"seen": self.seen}
+
+            def load_state_dict(self, state):
+                self.seen = tuple(state["seen"])
+
+        with pytest.raises(UserError, match=r"state of the sampler has to be plain JSON: .* at 'seen'"):
+            make(kind(), sampler=Other(({0: 1},))).step(0)
+        sampler = Other((5,))
+        with make(kind(), sampler=sampler, every_steps=1) as checkpointer:
+            checkpointer.step(0)
+            sampler.seen = ({0: 1},)
+            checkpointer.step(1)
+        assert "step 2 is not saved: the state of the sampler has to be plain JSON" in lines(told)[-1]
+        again = Other(())
+        assert make(kind(), sampler=again).restore() == 1
+        assert again.seen == (5, 1)
 
     def test_one_that_is_closed(self, make, kind, root):
         """It saves no more, and says so; to close it again is no mistake."""
