@@ -85,6 +85,8 @@ class Machine:
             (value,) = self._stack
         except Unwanted as unwanted:
             raise Refused(self._source.path, str(unwanted)) from None
+        except RecursionError:
+            raise Refused(self._source.path, "calls within calls, more than Python can follow") from None
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, struct.error) as error:
             raise Damaged(self._source.path, f"its pickle makes no sense ({type(error).__name__}: {error})") from error
         if self._below:

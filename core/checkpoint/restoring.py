@@ -187,7 +187,9 @@ def _stored_manifest(path: Path) -> Manifest:
 
 def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:
     """Load a file that somebody else has saved; its step, if it has one."""
-    return int(load_file(framework, training, path, trusted=trusted).get("step", 0))
+    step = load_file(framework, training, path, trusted=trusted).get("step")
+    # Weights may be called so as well.
+    return step if type(step) is int else 0
 
 
 def load_file(framework: Framework, training: Training, path: str, *, trusted: bool) -> Any:

@@ -397,6 +397,17 @@ class TestForeignFiles:
         assert again.values() == training.values()
         assert again.scheduler.last_epoch == 2
 
+    @pytest.mark.parametrize("step", [None, True, "7", 2.5, "a tensor"])
+    def test_a_step_that_is_none(self, make, kind, tmp_path, step):
+        """What is called so may be anything, also a parameter: all else is loaded."""
+        training, again = kind(), kind()
+        training.turn()
+        if step == "a tensor":
+            step = training.framework.ones([2])
+        training.save({"model": training.model.state_dict(), "step": step}, tmp_path / "all")
+        assert make(again).restore(tmp_path / "all") == 0
+        assert again.values() == {name: each for name, each in training.values().items() if name.startswith("model")}
+
     def test_names_of_a_wrapper(self, make, kind, tmp_path):
         training, again = kind(), kind()
         training.turn()

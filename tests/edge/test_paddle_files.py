@@ -495,6 +495,8 @@ ODD = {
     "objects": (array(code=b"O8"), Refused),
     "texts": (array(code=b"S4"), Refused),
     "records": (array(code=b"V8"), Refused),
+    "a type of deep tuples": (b"cnumpy\ndtype\nN" + b"\x85" * 2_000_000 + b"R", Refused),
+    "a type of lists of lists": (b"cnumpy\ndtype\n]q\0" + b"](h\0h\0eq\0" * 60 + b"\x85R", Refused),
     "another byte order": (array(order=b">"), Refused),
     "a shape that is too large": (array(shape=b"K\x03\x85"), Damaged),
     "a shape of the size of memory": (array(shape=b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"), Damaged),

@@ -608,6 +608,14 @@ ODD = {
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ccollections\nOrderedDict\nccollections\nOrderedDict\n)}tR.",
         Damaged,
     ),
+    "a tensor by a function by a function": (
+        b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\nq\0(h\0ctorch\nTensor\nq\1"
+        + b"(h\0h\1" * 3000
+        + b")"
+        + b"Nt" * 3001
+        + b"R.",
+        Refused,
+    ),
     "more dimensions than torch has": (
         tensor(storage(), shape=b"(" + b"K\x01" * 65 + b"t", stride=b"(" + b"K\x01" * 65 + b"t"),
         Damaged,
