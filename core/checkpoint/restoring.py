@@ -62,27 +62,49 @@ class Restoring:
         where = str(checkpoint.path)
         if manifest.framework != framework.name:
             raise UserError(f"{where} was saved with {manifest.framework}, and this is {framework.name}")
-        files = {file.name: file for file in manifest.files}
+        wanted = self._wanted(rank)
+        files = {file.name: file for file in manifest.files if file.name in wanted}
         loaded = Loaded(where)
         if training.model is not None:
             if framework.model_file not in files:
                 raise UserError(f"{where} holds no {framework.model_file}, and a model is to be restored")
             loaded.models = self._fill(checkpoint, files[framework.model_file])
-        if training.optimizer is not None and (entry := files.get(framework.optimizer_file)):
+        if entry := files.get(framework.optimizer_file):
             loaded.optimizer = self._read(checkpoint, entry)
-            loaded.renamed = framework.renamed(str(checkpoint.path / framework.model_file), several(training.model))
-        if not (training.scheduler is None and training.extra is None) and (entry := files.get(framework.extra_file)):
+            if training.model is not None:
+                loaded.renamed = self._renamed(str(checkpoint.path / framework.model_file))
+        if entry := files.get(framework.extra_file):
             loaded.extra = self._read(checkpoint, entry)
-        if training.rng and (entry := files.get(framework.rank_file(rank))):
+        if entry := files.get(framework.rank_file(rank)):
             loaded.own = self._read(checkpoint, entry)
         return loaded
 
     def check_others(self, checkpoint: Checkpoint, rank: int) -> None:
-        """The small files that the other ranks will read."""
-        known = {self._framework.model_file, self._framework.optimizer_file, self._framework.extra_file}
+        """The files that ``read`` does not read here, and so does not check: the others', and what nobody wants now."""
+        wanted = self._wanted(rank)
         for file in checkpoint.manifest.files:
-            if file.name not in known and file.name != self._framework.rank_file(rank):
+            if file.name not in wanted:
                 verify_file(str(checkpoint.path / file.name), _expected(checkpoint, file), stored=False)
+
+    def _wanted(self, rank: int) -> set[str]:
+        """The names of the files that this rank reads, where a checkpoint has them."""
+        framework, training = self._framework, self._training
+        wanted = {
+            framework.model_file: training.model is not None,
+            framework.optimizer_file: training.optimizer is not None,
+            framework.extra_file: training.scheduler is not None or training.extra is not None,
+            framework.rank_file(rank): training.rng,
+        }
+        return {name for name, is_wanted in wanted.items() if is_wanted}
+
+    def _renamed(self, path: str) -> dict[str, str]:
+        try:
+            return self._framework.renamed(path, several(self._training.model))
+        except Refused:
+            if not self._trusted:
+                raise
+            # The framework's own loader does not tell what things were called.
+            return {}
 
     def apply(self, loaded: Loaded, facts: Mapping[str, Any]) -> None:
         """Raises UserError where what was saved does not fit to what there is."""

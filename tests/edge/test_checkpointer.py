@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import pkgutil
 import signal
 import stat
 import subprocess
@@ -246,6 +247,20 @@ def test_several_models_and_optimizers(make, kind):
     assert given["extra"]["weights"].tolist() == [1, 1, 1]
 
 
+def test_an_optimizer_without_its_model(make, kind, root):
+    """The model is somebody else's to keep: what is saved is restored, and nothing is missing in it."""
+    training = kind.afresh()
+    training.turn()
+    with make(training, model=None) as checkpointer:
+        checkpointer.save(0, wait=True)
+    again = kind.afresh()
+    with make(again, model=None) as checkpointer:
+        assert checkpointer.restore() == 1
+    found = {name: each for name, each in again.values().items() if name.startswith("optimizer")}
+    assert found == {name: each for name, each in training.values().items() if name.startswith("optimizer")}
+    assert names(root) == [folder_name(1, 0)]
+
+
 def test_an_extra_of_its_own(make, kind):
     """Anything with state_dict and load_state_dict."""
     training, other = kind(), kind()
@@ -292,6 +307,43 @@ def test_a_broken_one(make, kind, root, told, how):
     assert "\n" not in line
     assert f"kept as {folder_name(4, 0)}.broken" in line
     assert names(root) == [folder_name(2, 0), folder_name(4, 0), f"{folder_name(4, 0)}.broken"]
+
+
+@pytest.mark.parametrize(
+    ("which", "left_out"),
+    [
+        (0, {"model": None, "optimizer": None}),
+        (1, {"optimizer": None}),
+        (2, {"scheduler": None}),
+        (3, {"rng": False}),
+    ],
+)
+def test_a_broken_one_in_what_is_not_read(make, kind, root, which, left_out):
+    """All of it is verified, also what this training has no use for: others may have."""
+    training = saved(make, kind, 1, 2)
+    flip(root / folder_name(2, 0) / training.files[which])
+    assert make(kind(), **left_out).restore() == 1
+    assert names(root) == [folder_name(1, 0), f"{folder_name(2, 0)}.broken"]
+
+
+@pytest.mark.parametrize("left_out", [{}, {"optimizer": None, "rng": False}, {"model": None, "optimizer": None}])
+def test_each_file_is_verified_once(make, kind, root, monkeypatch, left_out):
+    """By reading it, or because it is not read."""
+    training, verified = saved(make, kind, 1), []
+    restoring = "elastic_adapter.core.checkpoint.restoring"
+    adapter = "pytorch.checkpoint.torchstate.load_torch"
+    if kind.name == "paddle":
+        adapter = "paddlepaddle.checkpoint.paddlestate.load_paddle"
+    for place, at in ((f"elastic_adapter.adapters.{adapter}", 1), (f"{restoring}.verify_file", 0)):
+        whole = pkgutil.resolve_name(place)
+
+        def noted(*args, whole=whole, at=at, **options):
+            verified.append(Path(args[at]).name)
+            return whole(*args, **options)
+
+        monkeypatch.setattr(place, noted)
+    assert make(kind(), **left_out).restore() == 1
+    assert sorted(verified) == sorted(training.files)
 
 
 def test_none_is_whole(make, kind, root, told):
