@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_adapter.adapters.paddlepaddle.checkpoint import Paddle
 from elastic_adapter.core.checkpoint.checkpointer import NotSaved
 from elastic_adapter.core.checkpoint.files import Damaged, Misfit, Refused
 from elastic_adapter.core.checkpoint.link import Asked, NotRestored
@@ -259,6 +260,60 @@ def test_an_optimizer_without_its_model(make, kind, root):
     found = {name: each for name, each in again.values().items() if name.startswith("optimizer")}
     assert found == {name: each for name, each in training.values().items() if name.startswith("optimizer")}
     assert names(root) == [folder_name(1, 0)]
+
+
+class TestParametersOutsideOfTheModel:
+    """An optimizer may have such; with paddle, those of the model have other names in each program."""
+
+    def with_another(self, kind, name=None):
+        training = kind()
+        if kind.name == "torch":
+            outside = training.framework.nn.Parameter(training.framework.ones([3]))
+            training.optimizer.add_param_group({"params": [outside]})
+        else:
+            paddle = training.framework
+            with paddle.utils.unique_name.guard():
+                outside = paddle.create_parameter([3], "float32", attr=paddle.ParamAttr(name=name))
+            parameters = [*training.model.parameters(), outside]
+            training.optimizer = paddle.optimizer.Adam(training.scheduler, parameters=parameters)
+        (outside * 2).sum().backward()
+        return training, outside
+
+    def moments(self, training, outside):
+        state = training.optimizer.state_dict()
+        if training.name == "torch":
+            return list(state["state"].values())[-1]["exp_avg"].tolist()
+        return next(each.tolist() for name, each in state.items() if name.startswith(f"{outside.name}_moment1"))
+
+    def test_they_are_restored(self, make, kind, told):
+        training, outside = self.with_another(kind, "mine")
+        with make(training) as checkpointer:
+            training.optimizer.step()
+            checkpointer.save(0, wait=True)
+        again, other = self.with_another(kind, "mine")
+        with make(again) as checkpointer:
+            assert checkpointer.restore() == 1
+        assert self.moments(again, other) == self.moments(training, outside)
+        assert lines(told) == []
+
+    def test_one_that_has_another_name_now(self, make, told):
+        """What can't be known is told, and what is known is restored."""
+        training, _ = self.with_another(TRAININGS["paddle"], "mine")
+        with make(training) as checkpointer:
+            training.optimizer.step()
+            checkpointer.save(0, wait=True)
+        again, _ = self.with_another(TRAININGS["paddle"], "yours")
+        with make(again) as checkpointer:
+            assert checkpointer.restore() == 1
+        assert "the optimizer has no parameter of mine_moment1_" in lines(told)[0]
+
+    def test_one_that_is_called_like_another_one_now(self):
+        """Nothing is restored into the wrong one."""
+        paddle = TRAININGS["paddle"]().framework
+        optimizer = paddle.optimizer.Adam(parameters=paddle.nn.Linear(2, 2).parameters())
+        state = {"a.w_0_moment1_0": paddle.ones([2]), "b.w_0_moment1_0": paddle.zeros([2])}
+        with pytest.raises(UserError, match=r"two parameters are called b\.w_0_moment1_0 now"):
+            Paddle().set_optimizer(optimizer, state, {"a.w_0": "b.w_0"})
 
 
 def test_an_extra_of_its_own(make, kind):
