@@ -11,6 +11,7 @@ import pickle
 import re
 import secrets
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -207,6 +208,9 @@ class _Loading:
     def run(self, expected: Expected | None) -> Any:
         targets: list[Target] = []
         found = [(name, leaf) for name, leaf in leaves(self._file.path, self._file.state) if _array(leaf)]
+        names = Counter(name for name, _ in found)
+        # A name that two arrays have does not say which one is meant.
+        self._into = {name: each for name, each in self._into.items() if names[name] == 1}
         # First the ones that can be filled in place: the same array may be there under another name.
         for name, leaf in sorted(found, key=lambda item: item[0] not in self._into):
             array = _array(leaf)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -182,6 +182,9 @@ class _Loading:
     def run(self, expected: Expected | None) -> Any:
         refs = [(name, ref) for name, ref in leaves(self._file.path, self._file.state) if isinstance(ref, TensorRef)]
         mixed = _mixed(ref for _, ref in refs)
+        names = Counter(name for name, _ in refs)
+        # A name that two tensors have does not say which one is meant.
+        self._into = {name: each for name, each in self._into.items() if names[name] == 1}
         for name, ref in refs:
             tensor = self._into.get(name)
             if tensor is not None:
