@@ -76,8 +76,13 @@ class Paddle:
         return self._unwrapped(model).state_dict()
 
     def targets(self, model: Any) -> dict[str, Any] | None:
-        """Its parameters and buffers, which paddle gives as they are; None where a hook gives something else."""
+        """Its parameters and buffers, which paddle gives as they are; None where a hook gives something else.
+
+        Nor is a layer passed over that has a way of its own to load a state.
+        """
         layer = self._unwrapped(model)
+        if not str(getattr(layer.set_state_dict, "__module__", "")).startswith("paddle.nn."):
+            return None
         own = {id(each) for each in (*layer.parameters(), *layer.buffers())}
         state = {name: each for name, each in layer.state_dict().items() if isinstance(each, self._paddle.Tensor)}
         return state if all(id(each) in own for each in state.values()) else None

@@ -26,6 +26,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     manifest_from_bytes,
     parse_folder,
 )
+from elastic_adapter.core.checkpoint.saving import numbered
 from elastic_adapter.core.checkpoint.store import Checkpoint, is_unread
 from elastic_adapter.core.errors import UserError
 
@@ -156,17 +157,34 @@ class Restoring:
         targets = {begin: self._framework.targets(model) for begin, model in models.items()}
         into = {f"{begin}{name}": each for begin, found in targets.items() for name, each in (found or {}).items()}
         path = str(checkpoint.path / file.name)
-        if None not in targets.values():
-            _same_names(path, "tensor", [each.name for each in file.tensors], into)
-        state = self._read(checkpoint, file, into)
-        by_model = {f"{name}/": each for name, each in state.items()} if "" not in models else {"": state}
-        _same_names(path, "model", by_model, models)
+        self._check_tensors(path, file, targets)
+        by_model = _by_model(path, self._read(checkpoint, file, into), models)
+        left: dict[str, Any] = {}
         for begin, model in models.items():
-            found = targets[begin]
-            rest = {name: value for name, value in by_model[begin].items() if found is not None and name not in found}
-            if rest:
+            found, state = targets[begin], by_model[begin]
+            # All of it is to be applied, where some of it is not in its place: a name was not clear, or the framework's
+            # own loader has read the file.
+            if found is None or any(state.get(name) is not each for name, each in found.items()):
+                left[begin] = state
+            elif rest := {name: value for name, value in state.items() if name not in found}:
                 self._framework.set_rest(model, rest)
-        return {begin: by_model[begin] for begin in models if targets[begin] is None}
+        return left
+
+    def _check_tensors(self, path: str, file: FileEntry, targets: Mapping[str, dict[str, Any] | None]) -> None:
+        """The file's tensors are those that are to be filled, by their names. Raises UserError.
+
+        But not those of a model that loads its state itself, nor what lies within a value that is no tensor.
+        """
+        wanted = numbered(f"{begin}{name}" for begin, found in targets.items() for name in found or ())
+        others: list[str] = []
+        for begin, model in several(self._training.model).items():
+            if (found := targets[begin]) is None:
+                others.append(begin)
+            else:
+                others += [f"{begin}{name}/" for name in self._framework.model_state(model) if name not in found]
+        known, begins = set(wanted), tuple(others)
+        names = [each.name for each in file.tensors if each.name in known or not each.name.startswith(begins)]
+        _same_names(path, "tensor", names, wanted)
 
     def _read(self, checkpoint: Checkpoint, file: FileEntry, into: Mapping[str, Any] | None = None) -> Any:
         path, expected = str(checkpoint.path / file.name), _expected(checkpoint, file)
@@ -175,7 +193,7 @@ class Restoring:
         except (Refused, Misfit) as error:
             # That is said of what was written only if this is what was written.
             verify_file(path, expected, stored=False)
-            if isinstance(error, Misfit) or not self._trusted or into:
+            if isinstance(error, Misfit) or not self._trusted:
                 raise
             return self._framework.read_trusting(path)
 
@@ -270,6 +288,18 @@ def _unwrapped(weights: Mapping[str, Any]) -> Mapping[str, Any]:
     if weights and all(isinstance(name, str) and name.startswith("module.") for name in weights):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
+
+
+def _by_model(path: str, state: Any, models: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    """A file's state, by what the names of each model begin with. Raises UserError where it is of other models."""
+    found = {"": state}
+    if "" not in models and isinstance(state, Mapping):
+        found = {f"{name}/": each for name, each in state.items()}
+        _same_names(path, "model", found, models)
+    for each in found.values():
+        if not isinstance(each, Mapping):
+            raise UserError(f"{path} holds no dict of weights, but a value of the type {type(each).__name__}")
+    return found
 
 
 def _expected(checkpoint: Checkpoint, file: FileEntry) -> Expected:
