@@ -12,15 +12,18 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from elastic_adapter.adapters.paddlepaddle.checkpoint import Paddle
 from elastic_adapter.core.checkpoint.checkpointer import NotSaved
 from elastic_adapter.core.checkpoint.files import Damaged, Misfit, Refused
+from elastic_adapter.core.checkpoint.hashing import digest
 from elastic_adapter.core.checkpoint.link import Asked, NotRestored
-from elastic_adapter.core.checkpoint.manifest import folder_name
+from elastic_adapter.core.checkpoint.manifest import folder_name, manifest_to_bytes
 from elastic_adapter.core.checkpoint.own_link import OwnLink
 from elastic_adapter.core.checkpoint.saver import put_together, save
 from elastic_adapter.core.checkpoint.staging import FULL, StagingBuffer
@@ -475,6 +478,189 @@ def test_without_the_optimizer(make, kind, told):
     model = {name: each for name, each in training.values().items() if name.startswith("model")}
     assert again.values() == model
     assert "holds no state of the optimizer (save_optimizer=False): it begins anew" in lines(told)[-1]
+
+
+OVERRIDES = {"torch": ("load_state_dict", "_load_from_state_dict"), "paddle": ("set_state_dict",)}
+
+
+def told_of_loads(model, method):
+    """The model, of a class that notes each call of a method, and has it done."""
+    calls = []
+
+    def noting(self, *args, **options):
+        calls.append(method)
+        return getattr(kind, method)(self, *args, **options)
+
+    kind = type(model)
+    model.__class__ = type("Told", (kind,), {method: noting})
+    return calls
+
+
+class TestModelsThatLoadThemselves:
+    """They are asked to, and nothing is put into them behind their backs."""
+
+    def test_they_are_told(self, make, kind):
+        training = saved(make, kind, 2)
+        for method in OVERRIDES[kind.name]:
+            again = kind()
+            calls = told_of_loads(again.model, method)
+            assert make(again).restore() == 2
+            assert calls == [method]
+            assert again.values() == training.values()
+
+    def test_a_layer_within(self, make, kind):
+        """With torch each layer loads its own part; with paddle the whole model does."""
+        training, again = saved(make, kind, 2), kind()
+        layer = next(iter(again.model.children()))
+        calls = told_of_loads(layer, OVERRIDES[kind.name][-1])
+        assert make(again).restore() == 2
+        assert calls == (["_load_from_state_dict"] if kind.name == "torch" else [])
+        assert again.values() == training.values()
+
+    def test_beside_others(self, make, kind):
+        """Whatever the others lack is noticed all the same."""
+
+        def things(first, second):
+            return {"model": {"one": first, "two": second}, "optimizer": None, "scheduler": None}
+
+        training, other = kind(), kind()
+        with make(training, **things(training.model, other.model)) as checkpointer:
+            checkpointer.save(0, wait=True)
+        again, right, wrong = kind(), kind(), kind()
+        told_of_loads(again.model, OVERRIDES[kind.name][0])
+        with pytest.raises(
+            UserError, match=r"it has no tensor 'two/4\.\w+'.*; the training has no tensor 'two/3\.\w+'"
+        ):
+            make(kind(), **things(again.model, renumbered(wrong))).restore()
+        assert make(kind(), **things(again.model, right.model)).restore() == 1
+        model = {name: each for name, each in training.values().items() if name.startswith("model")}
+        assert again.values() == right.values() == model
+
+    def test_tensors_in_a_state_of_its_own(self, make):
+        """A layer of torch may keep what is no tensor, with tensors in it."""
+        training, again = (TRAININGS["torch"]() for _ in range(2))
+        found = {}
+        methods = {"get_extra_state": lambda _: {"seen": training.framework.ones([3])}}
+        methods["set_extra_state"] = lambda _, state: found.update(state)
+        for each in (training, again):
+            each.model.__class__ = type("Extra", (type(each.model),), methods)
+        with make(training) as checkpointer:
+            checkpointer.save(0, wait=True)
+        assert make(again).restore() == 1
+        assert found["seen"].tolist() == [1, 1, 1]
+
+
+class TestNamesThatMeet:
+    """Ways through a state that are written alike, and lead to different tensors."""
+
+    def test_in_what_is_the_user_s(self, make, kind, root):
+        framework = kind().framework
+        tensors = [framework.full([2], at) for at in range(5)]
+        first, second, third, fourth, last = tensors
+        extra = {"a/b": first, "a": {"b": second}, 0: third, "0": fourth, "0@@2": last}
+        with make(kind(), extra=extra) as checkpointer:
+            checkpointer.save(0, wait=True)
+        found = {}
+        assert make(kind(), extra=found).restore() == 1
+        loaded = [found["a/b"], found["a"]["b"], found[0], found["0"], found["0@@2"]]
+        assert [each.tolist() for each in loaded] == [each.tolist() for each in tensors]
+        assert Store(root).trouble(Store(root).look(folder_name(1, 0))) == ""
+
+    @pytest.mark.parametrize("sizes", [(3, 3), (3, 5)])
+    def test_in_two_models(self, make, kind, sizes):
+        """None is filled with what is the other's."""
+
+        def models(training):
+            nn, made = training.framework.nn, []
+            for name, size in zip(("b/x", "x"), sizes, strict=True):
+                model = nn.Sequential()
+                (model.add_module if kind.name == "torch" else model.add_sublayer)(name, nn.Linear(size, 2))
+                made.append(model)
+            return {"a": made[0], "a/b": made[1], "c": training.model}
+
+        def values(models):
+            return [[each.tolist() for each in model.state_dict().values()] for model in models.values()]
+
+        training, again = kind(), kind()
+        then, now = models(training), models(again)
+        with make(training, model=then) as checkpointer:
+            training.turn()
+            checkpointer.save(0, wait=True)
+        assert values(now) != values(then)
+        assert make(again, model=now).restore() == 1
+        assert values(now) == values(then)
+
+
+class Made:
+    """Is pickled as a call of something."""
+
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+class TestRefusedCheckpoints:
+    """One with a file that asks for more than plain values, and is what its manifest says."""
+
+    @pytest.fixture
+    def training(self, make, kind, root):
+        """Its newest checkpoint has weights that only the framework's own loader makes."""
+        training = saved(make, kind.afresh, 1, 2)
+        path = root / folder_name(2, 0) / training.files[0]
+        if kind.name == "torch":
+            state = dict(training.model.state_dict())
+            state["3.bias"] = Made(training.framework.tensor, state["3.bias"].tolist())
+            training.framework.save(state, str(path))
+        else:
+            state = {name: each.numpy() for name, each in training.model.state_dict().items()}
+            state["3.bias"] = Made(np.array, state["3.bias"].tolist(), "float32")
+            path.write_bytes(pickle.dumps(state, protocol=4))
+        self.seal(path)
+        return training
+
+    def seal(self, path):
+        """What the manifest says of a file becomes true."""
+        found = Store(path.parent.parent).look(path.parent.name)
+        data, files = path.read_bytes(), []
+        for file in found.manifest.files:
+            if file.name == path.name:
+                tensors = tuple(replace(each, offset=0, nbytes=0) for each in file.tensors)
+                files.append(replace(file, size=len(data), hash=digest("xxh3_128", data), tensors=tensors))
+            else:
+                files.append(file)
+        (path.parent / "manifest.json").write_bytes(manifest_to_bytes(replace(found.manifest, files=tuple(files))))
+
+    def test_it_is_named(self, make, kind, root, training):
+        """It is not damaged, so it stays where it is; and nothing older is taken without a word."""
+        path = root / folder_name(2, 0) / training.files[0]
+        with pytest.raises(Refused, match=rf"^{path} was refused: it asks for \S+, which a plain state"):
+            make(kind()).restore()
+        assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
+
+    def test_it_is_trusted(self, make, kind, training):
+        """All of it is loaded by the framework, and then put into the model."""
+        again = kind.afresh()
+        assert make(again, trusted=True).restore() == 2
+        assert again.values() == training.values()
+
+    def test_a_broken_one_is_not_trusted(self, make, kind, root, training):
+        """Whatever it is: its bytes have to be those that were written."""
+        flip(root / folder_name(2, 0) / training.files[0])
+        assert make(kind(), trusted=True).restore() == 1
+        assert names(root) == [folder_name(1, 0), f"{folder_name(2, 0)}.broken"]
+
+    def test_what_holds_no_weights(self, make, kind, root, training):
+        """A file of something else is told as such."""
+        path = root / folder_name(2, 0) / training.files[0]
+        if kind.name == "torch":
+            training.framework.save(Made(list, (1, 2)), str(path))
+        else:
+            path.write_bytes(pickle.dumps(Made(list, (1, 2)), protocol=4))
+        self.seal(path)
+        with pytest.raises(UserError, match=f"{path} holds no dict of weights, but a value of the type list"):
+            make(kind(), trusted=True).restore()
 
 
 class TestForeignFiles:
