@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from elastic_adapter.core.checkpoint.files import Damaged, Skeleton, Written
@@ -156,10 +157,22 @@ def _write(draft: Draft, order: Order, file: FileOrder, data: memoryview) -> Fil
 def entry_of(name: str, written: Written) -> FileEntry:
     """What the manifest says of a file."""
     tensors = tuple(
-        TensorEntry(each.name, each.shape, each.dtype, each.nbytes, each.offset, each.hash or "")
-        for each in written.regions
+        TensorEntry(called, each.shape, each.dtype, each.nbytes, each.offset, each.hash or "")
+        for called, each in zip(numbered(each.name for each in written.regions), written.regions, strict=True)
     )
     return FileEntry(name, written.size, written.hash, tensors)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Each name once. Ways through a state can have the same one: {"a/b": x, "a": {"b": y}}, or {0: x, "0": y}."""
+    taken: dict[str, None] = {}
+    for name in names:
+        found, number = name, 1
+        while found in taken:
+            number += 1
+            found = f"{name}@@{number}"
+        taken[found] = None
+    return list(taken)
 
 
 def _of(data: memoryview, stretch: Stretch) -> memoryview:
