@@ -393,8 +393,7 @@ class ClusterSession:
         coordinator = Coordinator(self._config, self._registry, leader.epoch, record, lambda: self._keeper.answers)
         self._coordinator, self._led_under = coordinator, count
         self._server.serve(coordinator)
-        generation = record.world.generation if record.world is not None else 0
-        log.info("this node leads the job (epoch %d, generation %d)", leader.epoch, generation)
+        log.info("this node leads the job (epoch %d, generation %d)", leader.epoch, record.generation)
         self._leading = asyncio.create_task(self._coordinate(coordinator))
 
     async def _coordinate(self, coordinator: Coordinator) -> None:
