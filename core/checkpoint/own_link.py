@@ -1,17 +1,16 @@
 """Checkpoints without our launcher: a program that runs alone, or the ranks that another launcher started.
 
-Each process has a saver of its own, which ends with it, when it has done what it was asked for. Several ranks write
-into one draft on a file system that they share; rank 0 waits for the parts of all, and makes the checkpoint.
+Each process has a saver of its own, which ends with it, when it has done what it was asked for, and takes its buffers
+away. Several ranks write into one draft on a file system that they share; rank 0 waits for the parts of all, and makes
+the checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
 import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -27,11 +26,11 @@ from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import parse_draft
 from elastic_adapter.core.checkpoint.saving import missing
+from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
 from elastic_adapter.core.errors import ElasticError, UserError
 
-MEMORY = Path("/dev/shm")  # noqa: S108
 # How often ranks agree on whether a save is due by the clock, in seconds.
 CHECK_S = 2.0
 _MOST_STEPS = 10_000
@@ -40,7 +39,6 @@ _PARTS_S = 600.0
 _PAUSE_S = 0.05
 _YOUNG_S = 3600.0
 _TRIES = 2
-_FOLDER = re.compile(r"elastic-adapter-([0-9]+)-([0-9]+)-[0-9]+")
 _TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 
 
@@ -61,12 +59,12 @@ class Part:
 class OwnLink:
     """See the module's text. A group of None is a program that runs alone, whatever its variables say."""
 
-    def __init__(self, group: Group | None, *, polled: bool = False, memory: Path = MEMORY) -> None:
+    def __init__(self, group: Group | None, *, polled: bool = False, memory: Path = PLACE) -> None:
         self._group = group
         self._memory = memory
         self._rank, self._size = 0, 1
         self._token = ""
-        self._folder = memory
+        self._folder: HeldFolder | None = None
         self._root = ""
         self._saver = Saver()
         self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
@@ -83,9 +81,11 @@ class OwnLink:
         self._rank, self._size = _place(self._group)
         self._root = root
         self._token = self._shared(f"{_host()}-{os.getpid()}-{_started(os.getpid())}")
-        self._folder = _private_folder(self._memory)
+        self._folder = hold_own_folder(self._memory)
+        # It may outlive this process, and needs what is in there until then.
+        self._saver.inherit(self._folder)
         self._thread.start()
-        return Post(self._rank, self._size, 0, self._folder, f"rank-{self._rank}", self._token)
+        return Post(self._rank, self._size, 0, self._folder.path, f"rank-{self._rank}", self._token)
 
     def resume(self, find: Callable[[], Found]) -> str | None:
         """Rank 0 finds out, and tells the others over the group; its error is everybody's."""
@@ -147,14 +147,15 @@ class OwnLink:
 
     def close(self) -> None:
         """Waits for what is being written: nobody else would finish it."""
-        if not self._thread.is_alive():
+        if self._folder is None or not self._thread.is_alive():
             return
         if self.settled(_CLOSE_S):
             self._parts.put(None)
             self._thread.join()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         else:
             self._tell(f"the last checkpoint is still being written after {_CLOSE_S:g} s: it may not be finished")
+            self._folder.let_go()
         self._saver.close()
 
     def _shared(self, value: Any) -> Any:
@@ -259,8 +260,13 @@ class Saver:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._inherited: HeldFolder | None = None
         # A data loader that outlives this process must not keep the saver from seeing that it is gone.
         os.register_at_fork(after_in_child=self._forget)
+
+    def inherit(self, folder: HeldFolder) -> None:
+        """Whoever is started from now on holds this folder as well, and removes it when this process is gone."""
+        self._inherited = folder
 
     def start(self) -> None:
         """A new one, unless there is one."""
@@ -268,11 +274,15 @@ class Saver:
             return
         self.close()
         self._channel, theirs = socket.socketpair()
+        command, fds, folder = saver_command(theirs.fileno()), [theirs.fileno()], self._inherited
+        if folder is not None:
+            command += [str(folder.lock), str(folder.path)]
+            fds.append(folder.lock)
         with theirs:
             # In a session of its own: a Ctrl-C ends the training, and not what is being written.
             self._process = subprocess.Popen(
-                saver_command(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                command,
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -356,26 +366,6 @@ def _place(group: Group | None) -> tuple[int, int]:
                 f"{size} is {ranks}, and there is no group of {ranks} ranks yet: call {how} before restore()"
             )
     return 0, 1
-
-
-def _private_folder(memory: Path) -> Path:
-    """For buffers; those of programs that are gone are taken away."""
-    with contextlib.suppress(OSError):
-        for path in memory.iterdir():
-            found = _FOLDER.fullmatch(path.name)
-            if found is not None and _started(int(found[1])) != found[2] and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
-    for number in itertools.count():
-        folder = memory / f"elastic-adapter-{os.getpid()}-{_started(os.getpid())}-{number}"
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        except OSError:
-            # Whoever makes a buffer there will tell.
-            pass
-        return folder
-    raise AssertionError("numbers do not end")
 
 
 def _started(pid: int) -> str | None:

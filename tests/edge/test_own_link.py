@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from elastic_adapter.core.checkpoint.connect import connect
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
 from elastic_adapter.core.checkpoint.own_link import OwnLink
+from elastic_adapter.core.checkpoint.shared_folder import sweep
 from elastic_adapter.core.checkpoint.store import Store
 from elastic_adapter.core.errors import UserError
 
@@ -132,6 +137,77 @@ def test_a_group_that_is_not_there_yet(monkeypatch, tmp_path, variable, call):
         UserError, match=rf"{variable} is 4, and there is no group of 4 ranks yet: call .*{call}\(\) before"
     ):
         OwnLink(SimpleNamespace(place=lambda: None), memory=tmp_path).open(str(tmp_path))
+
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from elastic_adapter.core.checkpoint.own_link import OwnLink
+link = OwnLink(None, memory=Path(sys.argv[1]))
+post = link.open(sys.argv[2])
+(post.folder / "buffer").write_bytes(b"x")
+while link._saver.pid is None:
+    time.sleep(0.01)
+print(post.folder, link._saver.pid, flush=True)
+time.sleep(60 if sys.argv[3] == "stays" else 0)
+"""
+
+
+def program(tmp_path, how, *before):
+    """One that runs without our launcher, and what it says: its folder, and its saver."""
+    argv = [*before, sys.executable, "-c", PROGRAM, str(tmp_path), str(tmp_path / "root"), how]
+    started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    folder, saver = started.stdout.readline().split()
+    return started, Path(folder), int(saver)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_programs_that_do_not_see_each_other(tmp_path):
+    """Containers may share memory, and not know each other's processes: nobody's buffers are removed for that."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("processes can't be hidden from each other here")
+    one, folder, _ = program(tmp_path, "stays")
+    with one:
+        other, _, _ = program(tmp_path, "ends", *apart)
+        with other:
+            code = other.wait(30)
+        still_there = (folder / "buffer").exists()
+        one.kill()
+    assert (code, still_there) == (0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_killed_leaves_nothing_in_memory(tmp_path, number):
+    """Its saver does what it was asked for, and then takes the buffers away; nobody else does so before."""
+    one, folder, saver = program(tmp_path, "stays")
+    with one:
+        os.kill(saver, signal.SIGSTOP)
+        one.send_signal(number)
+        one.wait(30)
+        # As the next program does.
+        sweep(tmp_path)
+        still_there = (folder / "buffer").exists()
+        os.kill(saver, signal.SIGCONT)
+    assert still_there
+    wait_until(lambda: not folder.exists())
+
+
+def test_a_saver_that_is_cut_off_leaves_the_buffers(tmp_path):
+    """As long as the program lives: another one is to write them."""
+    link = OwnLink(None, memory=tmp_path)
+    folder = link.open(str(tmp_path / "root")).folder
+    wait_until(lambda: link._saver.pid is not None)
+    link._saver.close()
+    assert folder.exists()
+    link.close()
+    assert not folder.exists()
 
 
 class TestWhoIsAsked:
