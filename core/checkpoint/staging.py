@@ -53,10 +53,11 @@ class Held:
 class StagingBuffer:
     """One copy of one worker's state."""
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+    def __init__(self, path: Path, memory: mmap.mmap, file: os.stat_result) -> None:
         self.path = path
         self._memory = memory
         self._view = memoryview(memory)
+        self._file = file
 
     @classmethod
     def create(cls, path: Path, nbytes: int, *, in_memory: bool = True) -> StagingBuffer:
@@ -72,16 +73,16 @@ class StagingBuffer:
             # Reserved, not only promised: a page that can't be had later would be the end of whoever touches it.
             for at in range(0, size, _PIECE):
                 os.posix_fallocate(fd, at, min(_PIECE, size - at))
-            memory = mmap.mmap(fd, size)
+            memory, facts = mmap.mmap(fd, size), os.fstat(fd)
             _touch(memory)
         except OSError as error:
-            path.unlink()
+            path.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise NoRoom(f"{path.parent} has no room for {size >> 20} MiB after all: {error.strerror}") from error
             raise
         finally:
             os.close(fd)
-        made = cls(path, memory)
+        made = cls(path, memory, facts)
         made._view[: _HEAD.size] = _HEAD.pack(_MAGIC, EMPTY)
         return made
 
@@ -89,8 +90,8 @@ class StagingBuffer:
     def open(cls, path: Path) -> StagingBuffer:
         """One that a worker made. Raises OSError, or ValueError where it is none."""
         with open(path, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
-        found = cls(path, memory)
+            memory, facts = mmap.mmap(file.fileno(), 0), os.fstat(file.fileno())
+        found = cls(path, memory, facts)
         if len(memory) < 2 * _PAGE or _HEAD.unpack_from(memory)[0] != _MAGIC:
             found.close()
             raise ValueError(f"{path} is no buffer of a checkpoint")
@@ -100,6 +101,14 @@ class StagingBuffer:
     def capacity(self) -> int:
         """How many bytes of order and data it takes."""
         return len(self._memory) - 2 * _PAGE
+
+    @property
+    def in_place(self) -> bool:
+        """Whether others find it by its path: who tidies up the memory of a user that has logged out may remove it."""
+        try:
+            return os.path.samestat(os.stat(self.path), self._file)
+        except FileNotFoundError:
+            return False
 
     @property
     def mark(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.checkpoint.buffers import Buffers
 from elastic_adapter.core.checkpoint.staging import EMPTY, FILLING, FULL, SAVING, NoRoom, StagingBuffer
 
 MIB = 1 << 20
@@ -126,3 +127,32 @@ def test_kill_9_while_it_is_filled(path):
             held.data.release()
         buffer.close()
     assert found
+
+
+class TestBuffers:
+    """The two of one worker."""
+
+    @pytest.fixture
+    def folders(self, tmp_path):
+        """In memory, and beside the checkpoints."""
+        memory, root = tmp_path / "memory", tmp_path / "root"
+        memory.mkdir()
+        root.mkdir()
+        return memory, root
+
+    @pytest.mark.parametrize("change", ["removed", "replaced"])
+    def test_somebody_else_s_hands(self, folders, change):
+        """What was removed can't be written by anybody: it is made anew, and does not stay busy for ever."""
+        buffers = Buffers.at(folders[0], "slot-0", folders[1], "run", frozenset())
+        for step in (1, 2):
+            assert buffers.take(MIB, wait=False).fill(step, 1, b"order", 4, copier(b"data"))
+        assert buffers.take(MIB, wait=False) is None
+        for path in folders[0].iterdir():
+            path.unlink()
+            if change == "replaced":
+                path.write_bytes(b"x")
+        for step in (3, 4):
+            taken = buffers.take(MIB, wait=False)
+            assert taken.fill(step, 1, b"order", 4, copier(b"data"))
+            assert StagingBuffer.open(taken.path).step == step
+        assert buffers.take(MIB, wait=False) is None
