@@ -27,7 +27,7 @@ from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRes
 from elastic_adapter.core.checkpoint.manifest import parse_draft
 from elastic_adapter.core.checkpoint.saving import missing
 from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
-from elastic_adapter.core.checkpoint.staging import StagingBuffer
+from elastic_adapter.core.checkpoint.staging import give_up, holds
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
 from elastic_adapter.core.errors import ElasticError, UserError
 
@@ -245,12 +245,12 @@ class OwnLink:
                 answers = self._saver.ask(requests)
             except SaverLost as lost:
                 why = str(lost)
-                requests = [each for each in requests if "save" not in each or _holds(part)]
+                requests = [each for each in requests if "save" not in each or holds(part.buffer, part.step)]
             except OSError as error:
                 why = f"the process that writes checkpoints can't be started ({error})"
             else:
                 return next(filter(None, map(_why_not, answers)), None)
-        _release(part)
+        give_up(part.buffer, part.step)
         return f"{why}, again and again"
 
 
@@ -395,22 +395,3 @@ def _missed_by(draft: Draft, size: int) -> str | None:
         with contextlib.suppress(OSError):
             return f"rank {rank}: {(draft.path / f'missed.{rank}').read_text()}"
     return None
-
-
-def _holds(part: Part) -> bool:
-    """Whether its buffer still holds it: one that was written may have been filled with a later step since."""
-    try:
-        buffer = StagingBuffer.open(part.buffer)
-    except (OSError, ValueError):
-        return False
-    holds = buffer.step == part.step
-    buffer.close()
-    return holds
-
-
-def _release(part: Part) -> None:
-    if _holds(part):
-        with contextlib.suppress(OSError, ValueError):
-            buffer = StagingBuffer.open(part.buffer)
-            buffer.release()
-            buffer.close()

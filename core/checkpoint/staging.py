@@ -166,6 +166,26 @@ class StagingBuffer:
         self._view[_MARK] = mark.to_bytes(8, sys.byteorder)
 
 
+def holds(path: Path, step: int) -> bool:
+    """Whether there is a buffer that still holds this step: what was written may have been followed by a later one."""
+    try:
+        buffer = StagingBuffer.open(path)
+    except (OSError, ValueError):
+        return False
+    held = buffer.step == step
+    buffer.close()
+    return held
+
+
+def give_up(path: Path, step: int) -> None:
+    """Nobody is going to write this step: let its buffer be filled again, if it still holds it."""
+    if holds(path, step):
+        with contextlib.suppress(OSError, ValueError):
+            buffer = StagingBuffer.open(path)
+            buffer.release()
+            buffer.close()
+
+
 def _touch(memory: mmap.mmap) -> None:
     """Have all pages there. Not by MAP_POPULATE: Python's mmap keeps all other threads waiting for it."""
     size = len(memory)

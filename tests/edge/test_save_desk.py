@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import pickle
@@ -21,8 +22,9 @@ from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, ord
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
 from elastic_adapter.core.checkpoint.shared_folder import hold_own_folder, make_shared_folder, sweep
-from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
+from elastic_adapter.core.checkpoint.staging import EMPTY, FULL, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.errors import SpawnFailed
 from elastic_adapter.core.events import (
     CheckpointerOpened,
     CheckpointPrepared,
@@ -45,6 +47,7 @@ from elastic_adapter.core.model import (
 )
 from elastic_adapter.core.notices import NoticeBoard
 from elastic_adapter.core.output import Output
+from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.testing import world_of
 
 WITHIN_S = 20.0
@@ -225,7 +228,8 @@ def test_the_saver_is_killed(node, times):
         await node.saver.start()
         killed = []
         os.kill(node.saver._process.pid, signal.SIGSTOP)
-        link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
+        buffer = fill(post, node.root, 5)
+        link.staged(buffer, str(node.root), 5, Finishing())
         await node.shard(Part.STAGED)
         for _ in range(times):
             process = node.saver._process
@@ -238,8 +242,49 @@ def test_the_saver_is_killed(node, times):
         shard = (await node.report(ShardReported)).shard
         assert shard.part is (Part.WRITTEN if times == 1 else Part.MISSED), shard
         assert times == 1 or "killed by SIGKILL" in shard.why
+        assert StagingBuffer.open(buffer).mark == EMPTY
         link.staged(fill(post, node.root, 6, number=1), str(node.root), 6, Finishing())
         assert await node.shard(Part.WRITTEN) == Shard(0, 6, Part.WRITTEN)
+
+    node(story)
+
+
+def test_no_saver_can_be_started(node, monkeypatch):
+    """The buffer may be filled again, unless that has been done already."""
+
+    async def story(node):
+        async def fail(*_):
+            raise SpawnFailed("python", errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        monkeypatch.setattr(Guard, "spawn", fail)
+        node.begin()
+        link, post = await node.link()
+        for step, marks in ((5, EMPTY), (6, FULL)):
+            buffer = fill(post, node.root, step)
+            link.staged(buffer, str(node.root), 5, Finishing())
+            missed = await node.shard(Part.MISSED)
+            assert "python" in missed.why
+            assert StagingBuffer.open(buffer).mark == marks
+
+    node(story)
+
+
+def test_a_buffer_that_is_filled_again_before_the_saver_has_answered(node):
+    """It stays busy until the second state is written, too."""
+
+    async def story(node):
+        answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        asked = iter(answers)
+        node.saver.ask = lambda **_: next(asked)
+        node.begin()
+        link, post = await node.link()
+        for step in (5, 6):
+            link.staged(post.folder / "buffer", str(node.root), step, Finishing())
+            await node.shard(Part.STAGED)
+        for step, busy in ((5, {"buffer"}), (6, frozenset())):
+            answers[step - 5].set_result({"saved": {}})
+            assert await node.shard(Part.WRITTEN) == Shard(0, step, Part.WRITTEN)
+            assert (await node.link())[1].busy == busy
 
     node(story)
 
