@@ -25,6 +25,7 @@ from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import parse_draft
+from elastic_adapter.core.checkpoint.saver import words
 from elastic_adapter.core.checkpoint.saving import missing
 from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
 from elastic_adapter.core.checkpoint.staging import give_up, holds
@@ -129,7 +130,7 @@ class OwnLink:
         """The others learn of it by a file in the draft, where there is room for one."""
         if self._size > 1:
             with contextlib.suppress(OSError):
-                write_whole(self._draft(step, begin=True).path / f"missed.{self._rank}", why.encode())
+                write_whole(self._draft(step, begin=True).path / f"missed.{self._rank}", why.encode(errors="replace"))
 
     def hold(self, seconds: float) -> None:
         """Nobody asks for it."""
@@ -182,8 +183,8 @@ class OwnLink:
     # What follows runs in a thread of its own.
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):
-            # Before it is needed: it takes a moment.
+        # Before it is needed: it takes a moment. Whoever needs it then meets the same error, and tells.
+        with contextlib.suppress(Exception):
             self._saver.start()
         waiting: list[tuple[Part, float]] = []
         while True:
@@ -194,11 +195,20 @@ class OwnLink:
             else:
                 if part is None:
                     return
-                if self._saved(part):
+                if self._goes_on(part, self._saved, part):
                     waiting.append((part, time.monotonic() + _PARTS_S))
             # In order: what comes later makes an older draft useless.
-            while waiting and self._finished(*waiting[0]):
+            while waiting and not self._goes_on(waiting[0][0], self._unfinished, *waiting[0]):
                 waiting.pop(0)
+
+    def _goes_on(self, part: Part, work: Callable[..., bool], *args: object) -> bool:
+        """What the work says of this part. Whatever it raises is the end of this part, and not of those after it."""
+        try:
+            return work(*args)
+        except Exception as error:
+            give_up(part.buffer, part.step)
+            self._settle(part, words(error) or type(error).__name__)
+            return False
 
     def _saved(self, part: Part) -> bool:
         """Write this rank's part; whether there is more to be done for it, once all others have written theirs."""
@@ -211,16 +221,16 @@ class OwnLink:
         self._settle(part, why)
         return False
 
-    def _finished(self, part: Part, deadline: float) -> bool:
-        """Make a checkpoint of what all have written, if they have; whether nothing more is to be done."""
+    def _unfinished(self, part: Part, deadline: float) -> bool:
+        """Make a checkpoint of what all have written, if they have; whether there is more to be done for it."""
         draft = self._draft(part.step)
         if (why := _missed_by(draft, self._size)) is None:
             if missing(draft, self._size) and time.monotonic() < deadline:
-                return False
+                return True
             # Whoever has not written by now is named by the answer.
             why = self._ask(part, self._requests(part)[1:])
         self._settle(part, why)
-        return True
+        return False
 
     def _settle(self, part: Part, why: str | None) -> None:
         if why is not None:
@@ -295,12 +305,20 @@ class Saver:
         """All of the requests, and then all of their answers."""
         self.start()
         assert self._channel is not None
+        assert self._process is not None
         answers: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError):
+        try:
             for request in requests:
                 frames.write(self._channel.fileno(), request)
             while len(answers) < len(requests) and (answer := frames.read(self._channel.fileno())) is not None:
                 answers.append(answer)
+        except OSError:
+            pass
+        except Exception:
+            # Answers that are still to come would be taken for those to later requests.
+            self._process.kill()
+            self.close()
+            raise
         if len(answers) < len(requests):
             raise SaverLost(f"the process that writes checkpoints has ended{self._ended()}")
         return answers

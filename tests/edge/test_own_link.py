@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import struct
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.connect import connect
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
 from elastic_adapter.core.checkpoint.own_link import OwnLink
@@ -125,6 +128,48 @@ def test_a_part_that_will_not_come(links, tmp_path):
     assert links[0].settled(30)
     assert links[0].troubles() == ("step 5 is not saved: rank 1: it has no memory",)
     assert links[0].troubles() == ()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("where", ["_requests", "_draft"])
+def test_an_error_that_nobody_expects(links, tmp_path, monkeypatch, where, error):
+    """It is the end of this save, in words, and not of those that come later; nor does anybody wait for it."""
+    links, _ = links
+    links[0]._saver.ask = lambda requests: [{"saved": {}} for _ in requests]
+    real, failures = getattr(links[0], where), [error]
+
+    def failing(*args, **options):
+        if failures and threading.current_thread() is not threading.main_thread():
+            raise failures.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(links[0], where, failing)
+    links[0].staged(tmp_path / "buffer", str(tmp_path / "root"), 5, Finishing())
+    assert links[0].settled(30)
+    (told,) = links[0].troubles()
+    assert told.startswith("step 5 is not saved: ")
+    assert told.endswith(str(error.args[-1]))
+    links[1].missed(6, "it has no memory")
+    links[0].staged(tmp_path / "buffer", str(tmp_path / "root"), 6, Finishing())
+    assert links[0].settled(30)
+    assert links[0].troubles() == ("step 6 is not saved: rank 1: it has no memory",)
+
+
+def test_an_answer_that_is_none(tmp_path, monkeypatch):
+    """What comes after it is not taken for the answer to something else: another saver is asked."""
+    link = OwnLink(None, memory=tmp_path)
+    link.open(str(tmp_path / "root"))
+    wait_until(lambda: link._saver.pid is not None)
+    first, read = link._saver.pid, frames.read
+    with monkeypatch.context() as patched:
+        patched.setattr(frames, "read", lambda _: json.loads("no json"))
+        with pytest.raises(ValueError, match="Expecting value"):
+            link._saver.ask([{"save": "/one"}])
+    assert frames.read is read
+    (answer,) = link._saver.ask([{"save": "/another"}])
+    assert answer["path"] == "/another"
+    assert link._saver.pid != first
+    link.close()
 
 
 @pytest.mark.parametrize(
