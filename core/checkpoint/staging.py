@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_adapter.core.errors import ElasticError
+from elastic_adapter.core.oom import memory_left
 
 EMPTY, FILLING, FULL, SAVING = range(4)
 _PAGE = mmap.PAGESIZE
@@ -207,13 +208,16 @@ def _touch(memory: mmap.mmap) -> None:
 
 
 def _room(folder: Path, *, in_memory: bool) -> int:
-    """How much may be taken: what the file system has, and what the machine can do without, less a tenth.
+    """How much may be taken: what the file system has, and what machine and container can do without, less a tenth.
 
     A file system in memory may promise more than there is. Whoever takes that is killed, or others are.
     """
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
-    for line in Path("/proc/meminfo").read_text().splitlines() if in_memory else ():
-        if line.startswith("MemAvailable:"):
-            free = min(free, int(line.split()[1]) * 1024 * 9 // 10)
-    return free
+    if not in_memory:
+        return free
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    if (left := memory_left()) is not None:
+        limits.append(left)
+    return min([free, *(limit * 9 // 10 for limit in limits)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,53 @@ def test_too_much(path):
     with pytest.raises(NoRoom, match=r"has room for .* MiB, and .* MiB are needed"):
         StagingBuffer.create(other, 1 << 50)
     assert not other.exists()
+
+
+@pytest.fixture
+def cgroup():
+    """A memory cgroup of 64 MiB."""
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    root, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
+    folder = root / f"elastic-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        if not (folder / limit).exists():
+            pytest.skip("memory can't be limited here")
+        (folder / limit).write_text(str(64 * MIB))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+LIMITED = """
+import os, sys
+from pathlib import Path
+from elastic_adapter.core.checkpoint.staging import NoRoom, StagingBuffer
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+for mib in (8, 128):
+    path = Path(f"{sys.argv[2]}-{mib}")
+    try:
+        StagingBuffer.create(path, mib << 20)
+        print("made", flush=True)
+    except NoRoom as error:
+        print(error, flush=True)
+    path.unlink(missing_ok=True)
+"""
+
+
+def test_the_limit_of_a_container(path, cgroup):
+    """The machine has more, and this process may not have it: it is told so, and not killed for taking it."""
+    argv = [sys.executable, "-c", LIMITED, str(cgroup), str(path)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False, timeout=50)
+    for left in path.parent.glob(f"{path.name}-*"):
+        left.unlink()
+    assert done.returncode == 0
+    made, refused = done.stdout.splitlines()
+    assert made == "made"
+    assert re.fullmatch(r"/dev/shm has room for \d\d MiB, and 128 MiB are needed", refused)
 
 
 def test_something_else(path):
