@@ -1,7 +1,8 @@
 """The process that writes checkpoints: one per node, of low priority, without a framework. It outlives the workers.
 
 It takes orders from its channel, one after the other, and answers each. At the end of the channel it ends, when it has
-done what it had been asked for. All may be asked for again, by whoever does not know whether it was done.
+done what it had been asked for; buffers that it was told of at its start, and that nobody else has by then, it removes.
+All may be asked for again, by whoever does not know whether it was done.
 
     {"save": PATH}      write what this buffer holds into its draft, and let the buffer be filled again. With "part",
                         which says what it holds, it may be asked for again when that has been done
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.order import Order, order_from_bytes
 from elastic_adapter.core.checkpoint.saving import has_part, prepare, write_part
+from elastic_adapter.core.checkpoint.shared_folder import is_last
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.errors import ElasticError
@@ -39,13 +42,16 @@ _WHAT_TO_DO = {
 
 
 def main() -> None:
-    channel = int(sys.argv[1])
+    channel, inherited = int(sys.argv[1]), sys.argv[2:]
     _step_back()
     while (message := _next(channel)) is not None:
         answer = _answer(message)
         # Whoever asked may be gone: what else was asked for is done all the same.
         with contextlib.suppress(OSError):
             frames.write(channel, answer)
+    if inherited and is_last(int(inherited[0])):
+        for path in inherited[1:]:
+            _remove(path)
 
 
 def _next(channel: int) -> dict[str, Any] | None:
@@ -54,6 +60,12 @@ def _next(channel: int) -> dict[str, Any] | None:
     except OSError:
         # The end of a channel on which answers were left unread.
         return None
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _answer(message: dict[str, Any]) -> dict[str, object]:

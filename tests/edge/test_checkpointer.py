@@ -959,8 +959,9 @@ def test_a_save_that_failed_and_is_asked_for_again(make, kind, root, told, monke
 
 def test_buffers_are_taken_away(make, kind):
     """Nothing stays in memory; what a program that was killed has left there goes when the next one begins."""
-    stale = Path("/dev/shm") / "elastic-adapter-1234567890-1-0"
+    stale = Path("/dev/shm") / f"elastic-adapter-0-{os.getpid()}"
     stale.mkdir()
+    (stale / "lock").touch()
     training = kind()
     with make(training, every_steps=1) as checkpointer:
         train(training, checkpointer, 1)
