@@ -24,6 +24,7 @@ from elastic_adapter.core.checkpoint.saver_process import SaverProcess
 from elastic_adapter.core.checkpoint.shared_folder import hold_own_folder, make_shared_folder, sweep
 from elastic_adapter.core.checkpoint.staging import EMPTY, FULL, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.checkpoint.writers import job_token
 from elastic_adapter.core.errors import SpawnFailed
 from elastic_adapter.core.events import (
     CheckpointerOpened,
@@ -51,6 +52,8 @@ from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.testing import world_of
 
 WITHIN_S = 20.0
+
+TOKEN = job_token("job", "run-1")
 
 
 class Node:
@@ -160,7 +163,7 @@ def test_from_a_buffer_to_a_checkpoint(node):
         node.begin()
         link, post = await node.link()
         assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
-        assert (post.token, post.run, post.job, post.busy) == ("run-1", "run-1", "job", frozenset())
+        assert (post.token, post.run, post.job, post.busy) == (TOKEN, "run-1", "job", frozenset())
         buffer = fill(post, node.root, 40)
         link.staged(buffer, str(node.root), 40, Finishing(verify="full", md5=True))
         assert await node.shard(Part.STAGED) == Shard(0, 40, Part.STAGED)
