@@ -87,12 +87,15 @@ def _listed(value: Any) -> Any:
 
 def own_epoch(facts: Mapping[str, Any], sampler: Any) -> int | None:
     """The epoch that a checkpoint restores; None: it was the sampler's, which is restored and says it itself."""
-    kept = facts.get("sampler")
-    if kept is None or not (hasattr(sampler, "epoch") and hasattr(sampler, "load_state_dict")):
-        return int(facts["epoch"])
+    epoch, kept = int(facts["epoch"]), facts.get("sampler")
+    if not (hasattr(sampler, "epoch") and hasattr(sampler, "load_state_dict")):
+        return epoch
+    if kept is None:
+        # There was no sampler then that could say more than this, and nobody has to count from 0.
+        return epoch if epoch or facts.get("own_epoch") else None
     # Older checkpoints do not say whose it was.
     theirs = kept.get("epoch") if isinstance(kept, Mapping) else None
-    return int(facts["epoch"]) if facts.get("own_epoch", facts["epoch"] != theirs) else None
+    return epoch if facts.get("own_epoch", epoch != theirs) else None
 
 
 def random_states(framework: Framework) -> dict[str, Any]:

@@ -145,17 +145,20 @@ def test_a_sampler_s_state_that_would_come_back_as_something_else(state, words):
         ({"epoch": 3, "own_epoch": True, "sampler": {"epoch": 3}}, 3),
         ({"epoch": 3, "own_epoch": False, "sampler": {"epoch": 3}}, None),
         ({"epoch": 3, "own_epoch": False}, 3),
+        ({"epoch": 0, "own_epoch": False}, None),
+        ({"epoch": 0, "own_epoch": True}, 0),
         # Of older versions.
         ({"epoch": 3, "sampler": {"epoch": 3}}, None),
         ({"epoch": 3, "sampler": {"epoch": 2}}, 3),
         ({"epoch": 3, "sampler": [5]}, 3),
         ({"epoch": 3}, 3),
+        ({"epoch": 0}, None),
     ],
 )
 def test_whose_epoch_it_was(facts, expected):
     """A sampler's goes on with it, if it is restored; the user's own stays until it is set again."""
     assert own_epoch(facts, ElasticSampler(8, 2)) == expected
-    assert own_epoch(facts, None) == 3
+    assert own_epoch(facts, None) == facts["epoch"]
 
 
 def test_random_numbers():
