@@ -32,6 +32,8 @@ from elastic_adapter.core.errors import UserError
 
 _WRITERS: dict[str, Callable[..., Any]] = {"torch": write_torch, "paddle": write_paddle}
 _ALGORITHM = "xxh3_128"
+# Facts of a manifest that mean something to a Checkpointer only.
+_OF_A_CHECKPOINTER = ("sampler", "own_epoch")
 _AT_FDCWD = -100
 _EXCHANGE = 2
 
@@ -90,7 +92,7 @@ def load(
     rank = (framework.group.place() or (0, 1))[0]
     loaded = restoring.read(checkpoint, rank)
     restoring.apply(loaded, checkpoint.manifest.facts)
-    facts = {name: value for name, value in checkpoint.manifest.facts.items() if name != "sampler"}
+    facts = {name: value for name, value in checkpoint.manifest.facts.items() if name not in _OF_A_CHECKPOINTER}
     return {**facts, **(training.extra or {}), "step": checkpoint.manifest.step}
 
 

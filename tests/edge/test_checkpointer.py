@@ -1153,9 +1153,10 @@ class TestLinks:
         """A buffer that is too small is replaced."""
         for width in (8, 900):
             training, link = kind(width=width), PlayedLink(tmp_path / "memory")
-            train(training, make(training, link=link, every_steps=1), 3)
-        assert [call for call in link.calls if call[0] == "missed"] == []
-        assert Store(tmp_path / "checkpoints").trouble(Store(tmp_path / "checkpoints").look(folder_name(3, 3))) == ""
+            store = Store(tmp_path / f"of-{width}")
+            train(training, make(training, store.root, link=link, every_steps=1), 3)
+            assert [call for call in link.calls if call[0] == "missed"] == []
+            assert store.trouble(store.look(folder_name(3, 3))) == ""
 
 
 class TestArguments:
@@ -1342,7 +1343,7 @@ class TestOneFolder:
         training, again = saved(make, kind, 2), kind()
         adapter = training.adapter()
         found = adapter.load_checkpoint(root / folder_name(2, 0), model=again.model, optimizer=again.optimizer)
-        assert found["step"] == 2
+        assert found == {"step": 2, "epoch": 0}
         assert again.values() == training.values()
 
     def test_a_damaged_one(self, kind, tmp_path):
