@@ -7,6 +7,7 @@ Nothing is decided here.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 from elastic_adapter.core.checkpoint.manifest import parse_folder
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
+from elastic_adapter.core.checkpoint.shared_folder import this_process
 from elastic_adapter.core.checkpoint.staging import give_up
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
@@ -143,7 +145,7 @@ class SaveDesk:
         listener.tell(
             post={
                 "folder": str(self._folder),
-                "slot": f"slot-{slot}",
+                "slot": self._slot_name(slot),
                 "token": self._run(),
                 "job": self._job,
                 "run": self._run(),
@@ -151,6 +153,11 @@ class SaveDesk:
             }
         )
         self.report(CheckpointerOpened(self.node, self._generation, rank))
+
+    def _slot_name(self, slot: int) -> str:
+        """No other worker of this run has it: buffers may have to lie where those of all nodes do."""
+        node = hashlib.blake2b(self.node.encode(), digest_size=4).hexdigest()
+        return f"slot-{slot}-{node}@{this_process()}"
 
     def _tell_resume(self, listener: Listener, rank: int) -> None:
         assert self._assignment is not None

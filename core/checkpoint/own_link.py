@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import re
 import socket
 import subprocess
 import threading
@@ -21,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core import frames
+from elastic_adapter.core.checkpoint.buffers import beside, owner_of
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import parse_draft
 from elastic_adapter.core.checkpoint.saver import words
 from elastic_adapter.core.checkpoint.saving import missing
-from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
+from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder, still_runs, this_process
 from elastic_adapter.core.checkpoint.staging import give_up, holds
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
 from elastic_adapter.core.errors import ElasticError, UserError
@@ -40,7 +40,6 @@ _PARTS_S = 600.0
 _PAUSE_S = 0.05
 _YOUNG_S = 3600.0
 _TRIES = 2
-_TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 
 
 class SaverLost(ElasticError):
@@ -81,12 +80,13 @@ class OwnLink:
     def open(self, root: str) -> Post:
         self._rank, self._size = _place(self._group)
         self._root = root
-        self._token = self._shared(f"{_host()}-{os.getpid()}-{_started(os.getpid())}")
+        self._token = self._shared(this_process())
+        slot = f"rank-{self._rank}"
         self._folder = hold_own_folder(self._memory)
         # It may outlive this process, and needs what is in there until then.
-        self._saver.inherit(self._folder)
+        self._saver.inherit(self._folder, beside(Path(root), slot, self._token))
         self._thread.start()
-        return Post(self._rank, self._size, 0, self._folder.path, f"rank-{self._rank}", self._token)
+        return Post(self._rank, self._size, 0, self._folder.path, slot, self._token)
 
     def resume(self, find: Callable[[], Found]) -> str | None:
         """Rank 0 finds out, and tells the others over the group; its error is everybody's."""
@@ -270,13 +270,15 @@ class Saver:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._inherited: HeldFolder | None = None
+        self._lock: int | None = None
+        self._removes: list[str] = []
         # A data loader that outlives this process must not keep the saver from seeing that it is gone.
         os.register_at_fork(after_in_child=self._forget)
 
-    def inherit(self, folder: HeldFolder) -> None:
-        """Whoever is started from now on holds this folder as well, and removes it when this process is gone."""
-        self._inherited = folder
+    def inherit(self, folder: HeldFolder, others: list[Path]) -> None:
+        """Whoever is started from now on holds this folder as well, and removes all this when this process is gone."""
+        self._lock = folder.lock
+        self._removes = [str(path) for path in (folder.path, *others)]
 
     def start(self) -> None:
         """A new one, unless there is one."""
@@ -284,10 +286,10 @@ class Saver:
             return
         self.close()
         self._channel, theirs = socket.socketpair()
-        command, fds, folder = saver_command(theirs.fileno()), [theirs.fileno()], self._inherited
-        if folder is not None:
-            command += [str(folder.lock), str(folder.path)]
-            fds.append(folder.lock)
+        command, fds = saver_command(theirs.fileno()), [theirs.fileno()]
+        if self._lock is not None:
+            command += [str(self._lock), *self._removes]
+            fds.append(self._lock)
         with theirs:
             # In a session of its own: a Ctrl-C ends the training, and not what is being written.
             self._process = subprocess.Popen(
@@ -354,15 +356,17 @@ def next_check(done: int, now: float, last: tuple[int, float] | None) -> int:
 def is_in_use(path: Path, generation: int, token: str) -> bool:
     """Whether somebody may still want this draft, or this buffer beside checkpoints.
 
-    Of our own token, what this generation writes. Of another one's, what a program on this machine writes that still
-    runs; and whatever is young: it may be a training's on another machine, and we only want to see how that is.
+    What a process on this machine writes, as long as it runs. Else, of our own token, what this generation writes; and
+    whatever is young: it may be a training's on another machine, and we only want to see how that is.
     """
     found = parse_draft(path.name)
+    owner = owner_of(path.name)
+    if owner is not None and (runs := still_runs(owner)) is not None:
+        return runs
     if f".{token}." in path.name:
         return found is None or found[1] == generation
-    parts = _TOKEN.fullmatch(path.name.split(".")[-2])
-    if parts is not None and parts[1] == _host():
-        return _started(int(parts[2])) == parts[3]
+    if (runs := still_runs(path.name.split(".")[-2])) is not None:
+        return runs
     with contextlib.suppress(OSError):
         times = [path.stat().st_mtime, *(each.stat().st_mtime for each in path.iterdir())] if path.is_dir() else []
         return time.time() - max(times, default=path.stat().st_mtime) < _YOUNG_S
@@ -384,18 +388,6 @@ def _place(group: Group | None) -> tuple[int, int]:
                 f"{size} is {ranks}, and there is no group of {ranks} ranks yet: call {how} before restore()"
             )
     return 0, 1
-
-
-def _started(pid: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None: there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
-def _host() -> str:
-    return re.sub(r"[^0-9A-Za-z]", "-", socket.gethostname())
 
 
 def _why_not(answer: dict[str, Any]) -> str | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ PLACE = Path("/dev/shm")  # noqa: S108
 _OF_A_JOB = "elastic-launch-"
 _OF_A_PROGRAM = "elastic-adapter-"
 _LOCK = "lock"
+_PROCESS = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 _MOMENT_S = 2.0
 _PAUSE_S = 0.01
 # The locks of this process.
@@ -75,6 +78,19 @@ def sweep(place: Path = PLACE) -> None:
             ours = entry.stat(follow_symlinks=False).st_uid == os.getuid()
             if ours and entry.name.startswith((_OF_A_JOB, _OF_A_PROGRAM)):
                 _remove_if_left(Path(entry.path))
+
+
+def this_process() -> str:
+    """A name for it where there are no locks to be had, as beside checkpoints: no later process has the same."""
+    return f"{_machine()}-{os.getpid()}-{_started(os.getpid())}"
+
+
+def still_runs(process: str) -> bool | None:
+    """Whether the process of this name is there; None: it can't be seen from here, or this is no such name."""
+    found = _PROCESS.fullmatch(process)
+    if found is None or found[1] != _machine():
+        return None
+    return _started(int(found[2])) == found[3]
 
 
 def is_last(lock: int) -> bool:
@@ -139,6 +155,23 @@ def _remove_if_left(folder: Path) -> None:
         return
     finally:
         os.close(lock)
+
+
+def _machine() -> str:
+    """Where we are, as far as processes see each other: containers of one machine may have its name in common."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return f"{re.sub(r'[^0-9A-Za-z]', '-', socket.gethostname())}-{space}"
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, which tells it from a later one of the same number; None: there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def _forget() -> None:
