@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
 
+from elastic_adapter.core.checkpoint.manifest import temporary_name
 from elastic_adapter.core.checkpoint.staging import FULL, SAVING, NoRoom, StagingBuffer
+from elastic_adapter.core.checkpoint.writers import owner_of, still_runs
 
 _COUNT = 2
 _PAUSE_S = 0.005
@@ -32,14 +35,13 @@ class Buffers:
         # Memory was too small for one, or for a second one.
         self._spilled = False
         self._single = False
+        for index, path in enumerate(others):
+            self._take_over(index, path, busy)
 
     @classmethod
     def at(cls, folder: Path, slot: str, root: Path, token: str, busy: frozenset[str]) -> Buffers:
-        from elastic_adapter.core.checkpoint.manifest import temporary_name
-
-        names = [f"{slot}-{index}" for index in range(_COUNT)]
-        others = [root / temporary_name(f"staging-{name}", token) for name in names]
-        return cls([folder / name for name in names], others, busy)
+        _sweep(root)
+        return cls([folder / name for name in _names(slot)], beside(root, slot, token), busy)
 
     def prepare(self, nbytes: int) -> None:
         """Make both, beside all else, so that the first save does not have to wait for memory."""
@@ -62,10 +64,21 @@ class Buffers:
         return told
 
     def remove(self) -> None:
-        """Take those away that lie beside the checkpoints, unless they are still to be written."""
+        """Take those away that lie beside the checkpoints; what is still to be written, whoever writes it removes."""
         for buffer in self._made:
-            if buffer is not None and buffer.path in self._others and not _is_busy(buffer):
-                buffer.path.unlink(missing_ok=True)
+            if buffer is not None and buffer.path in self._others:
+                buffer.leave()
+
+    def _take_over(self, index: int, path: Path, busy: frozenset[str]) -> None:
+        """What a former process left beside the checkpoints: it had no memory. What is not to be written goes."""
+        if path.name not in busy:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        elif (found := _left(path, busy)) is not None:
+            if self._made[index] is None:
+                self._made[index], self._spilled = found, True
+            else:
+                found.leave()
 
     def _prepare(self, nbytes: int) -> None:
         # Whoever needs it then will meet the same error, and tell.
@@ -112,6 +125,23 @@ class Buffers:
             return made
 
 
+def beside(root: Path, slot: str, token: str) -> list[Path]:
+    """Where buffers are made for want of memory: beside the checkpoints."""
+    return [root / temporary_name(f"staging-{name}", token) for name in _names(slot)]
+
+
+def _names(slot: str) -> list[str]:
+    return [f"{slot}-{index}" for index in range(_COUNT)]
+
+
+def _sweep(root: Path) -> None:
+    """Remove what launchers of this machine left beside the checkpoints when they ended: nobody writes it any more."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if (owner := owner_of(name)) is not None and still_runs(owner) is False:
+                (root / name).unlink(missing_ok=True)
+
+
 def _new(path: Path, nbytes: int, *, in_memory: bool) -> StagingBuffer:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +159,7 @@ def _left(path: Path, busy: frozenset[str]) -> StagingBuffer | None:
         found = StagingBuffer.open(path)
     except (OSError, ValueError):
         return None
+    found.adopt()
     if path.name not in busy and _is_busy(found):
         found.release()
     return found

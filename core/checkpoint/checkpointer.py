@@ -17,7 +17,9 @@ import mmap
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -71,6 +73,8 @@ class Checkpointer:
 
     # What the adapter's subclass gives.
     framework: ClassVar[Callable[[], Framework]]
+    # The one that is open, with the process that has opened it: who forks has another one. It may be gone by now.
+    _open_one: ClassVar[tuple[int, weakref.ref[Checkpointer]] | None] = None
 
     def __init__(
         self,
@@ -230,11 +234,10 @@ class Checkpointer:
         if self._opened is None or self._closed or os.getpid() != self._pid:
             return
         self._closed, self._link = True, None
-        atexit.unregister(self.close)
-        link, _, buffers = self._opened
-        link.close()
-        buffers.remove()
-        self._tell(link.troubles())
+        if Checkpointer._open_one is not None and Checkpointer._open_one[1]() is self:
+            Checkpointer._open_one = None
+        atexit.unregister(self._ending)
+        self._ending()
 
     def __enter__(self) -> Checkpointer:  # noqa: PYI034
         return self
@@ -247,13 +250,27 @@ class Checkpointer:
         if self._closed:
             raise UserError("this Checkpointer was closed: make another one to save or restore")
         if self._opened is None:
-            link = self._given_link or self._connect()
+            link = self._given_link or self._connect_alone()
             post = link.open(self.folder)
             buffers = Buffers.at(post.folder, post.slot, self._store.root, post.token, post.busy)
             self._opened, self._link = (link, post, buffers), link
             self._begin(self._done)
-            atexit.register(self.close)
+            # Whether or not this object is still there by then. Children of multiprocessing do not run what atexit has.
+            self._ending = Finalize(None, _end, (link, buffers), exitpriority=0)
+            atexit.register(self._ending)
+            if self._given_link is None:
+                Checkpointer._open_one = os.getpid(), weakref.ref(self)
         return self._opened
+
+    def _connect_alone(self) -> Link:
+        """Two at a time would fill the same buffers, and write the same drafts."""
+        pid, other = Checkpointer._open_one or (0, lambda: None)
+        if pid == os.getpid() and (found := other()) is not None:
+            raise UserError(
+                f"a Checkpointer of {found.folder} is open in this process, and there can be one at a time: close() it,"
+                " or have one save all, as model={'a': ..., 'b': ...}"
+            )
+        return self._connect()
 
     def _connect(self) -> Link:
         from elastic_adapter.core.checkpoint.connect import connect
@@ -501,6 +518,13 @@ def _concerns(line: str, step: int) -> bool:
 def _needed(layout: Layout, order: bytes) -> int:
     """How large a buffer for it has to be: the data begins at a page of its own."""
     return layout.nbytes + len(order) + mmap.PAGESIZE
+
+
+def _end(link: Link, buffers: Buffers) -> None:
+    link.close()
+    buffers.remove()
+    for line in link.troubles():
+        log.warning("%s", line)
 
 
 def _why(error: Exception) -> str:

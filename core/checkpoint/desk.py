@@ -7,6 +7,7 @@ Nothing is decided here.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -17,7 +18,7 @@ from elastic_adapter.core.checkpoint.manifest import parse_folder
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
 from elastic_adapter.core.checkpoint.staging import give_up
-from elastic_adapter.core.checkpoint.writers import job_token
+from elastic_adapter.core.checkpoint.writers import job_token, own_token
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointerOpened,
@@ -144,7 +145,7 @@ class SaveDesk:
         listener.tell(
             post={
                 "folder": str(self._folder),
-                "slot": f"slot-{slot}",
+                "slot": self._slot_name(slot),
                 "token": self._token(),
                 "job": self._job,
                 "run": self._run(),
@@ -152,6 +153,11 @@ class SaveDesk:
             }
         )
         self.report(CheckpointerOpened(self.node, self._generation, rank))
+
+    def _slot_name(self, slot: int) -> str:
+        """No other worker of this run has it: buffers may have to lie where those of all nodes do."""
+        node = hashlib.blake2b(self.node.encode(), digest_size=4).hexdigest()
+        return f"slot-{slot}-{node}@{own_token()}"
 
     def _tell_resume(self, listener: Listener, rank: int) -> None:
         assert self._assignment is not None

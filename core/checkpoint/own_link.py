@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core import frames
+from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
@@ -79,11 +80,12 @@ class OwnLink:
         self._rank, self._size = _place(self._group)
         self._root = root
         self._token = self._shared(own_token())
+        slot = f"rank-{self._rank}"
         self._folder = hold_own_folder(self._memory)
         # It may outlive this process, and needs what is in there until then.
-        self._saver.inherit(self._folder)
+        self._saver.inherit(self._folder, beside(Path(root), slot, self._token))
         self._thread.start()
-        return Post(self._rank, self._size, 0, self._folder.path, f"rank-{self._rank}", self._token)
+        return Post(self._rank, self._size, 0, self._folder.path, slot, self._token)
 
     def resume(self, find: Callable[[], Found]) -> str | None:
         """Rank 0 finds out, and tells the others over the group; its error is everybody's."""
@@ -267,13 +269,15 @@ class Saver:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._inherited: HeldFolder | None = None
+        self._lock: int | None = None
+        self._removes: list[str] = []
         # A data loader that outlives this process must not keep the saver from seeing that it is gone.
         os.register_at_fork(after_in_child=self._forget)
 
-    def inherit(self, folder: HeldFolder) -> None:
-        """Whoever is started from now on holds this folder as well, and removes it when this process is gone."""
-        self._inherited = folder
+    def inherit(self, folder: HeldFolder, others: list[Path]) -> None:
+        """Whoever is started from now on holds this folder as well, and removes all this when this process is gone."""
+        self._lock = folder.lock
+        self._removes = [str(path) for path in (folder.path, *others)]
 
     def start(self) -> None:
         """A new one, unless there is one."""
@@ -281,10 +285,10 @@ class Saver:
             return
         self.close()
         self._channel, theirs = socket.socketpair()
-        command, fds, folder = saver_command(theirs.fileno()), [theirs.fileno()], self._inherited
-        if folder is not None:
-            command += [str(folder.lock), str(folder.path)]
-            fds.append(folder.lock)
+        command, fds = saver_command(theirs.fileno()), [theirs.fileno()]
+        if self._lock is not None:
+            command += [str(self._lock), *self._removes]
+            fds.append(self._lock)
         with theirs:
             # In a session of its own: a Ctrl-C ends the training, and not what is being written.
             self._process = subprocess.Popen(

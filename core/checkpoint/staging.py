@@ -1,10 +1,11 @@
 """Memory that a worker copies its state into and that outlives it: plain files in /dev/shm, mapped by both sides.
 
-    page 0     magic, mark, step, generation, bytes of the order, bytes of the data, checksum of these numbers
+    page 0     magic, mark, step, generation, bytes of the order, bytes of the data, checksum of these numbers, left
     page 1 ..  the order: what is to be made of the data (JSON), then the data, which begins at a page of its own
 
 The mark is written last, and by one side at a time: the worker turns EMPTY into FILLING into FULL, whoever saves turns
-FULL into SAVING into EMPTY. Who is killed while it fills leaves FILLING behind, which nobody takes for a state.
+FULL into SAVING into EMPTY. Who is killed while it fills leaves FILLING behind, which nobody takes for a state. The
+worker says by ``left`` that it will not fill this one again: who writes it then removes it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _HEAD = struct.Struct("=QQ")
 _FACTS = struct.Struct("=qqQQ")
 _SUM = struct.Struct("=I")
 _MARK = slice(8, 16)
+_LEFT = 56
 # In how large pieces a buffer is made and touched.
 _PIECE = 64 << 20
 _SMALL_PIECE = 1 << 20
@@ -108,7 +110,7 @@ class StagingBuffer:
         """Whether others find it by its path: who tidies up the memory of a user that has logged out may remove it."""
         try:
             return os.path.samestat(os.stat(self.path), self._file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     @property
@@ -154,8 +156,21 @@ class StagingBuffer:
         return Held(step, generation, order, self._view[begin : begin + nbytes])
 
     def release(self) -> None:
-        """It is saved, or will never be: it may be filled again."""
+        """It is saved, or will never be: it may be filled again, or goes, if whoever filled it has left it."""
         self._set(EMPTY)
+        with contextlib.suppress(OSError):
+            if self._view[_LEFT] and self.in_place:
+                self.path.unlink()
+
+    def leave(self) -> None:
+        """Fill it no more: it goes when it is written, at once if there is nothing to be written."""
+        self._view[_LEFT] = 1
+        if self.mark not in (FULL, SAVING):
+            self.release()
+
+    def adopt(self) -> None:
+        """It is this process that fills it from now on."""
+        self._view[_LEFT] = 0
 
     def close(self) -> None:
         """Let go of the memory; what an error that is being handled still refers to goes with that error."""

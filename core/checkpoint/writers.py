@@ -1,4 +1,4 @@
-"""Who writes a draft, by the token in its name: that says when nobody will finish it any more."""
+"""Who writes a draft or has a buffer, by the token in its name: that says when nobody wants it any more."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from elastic_adapter.core.checkpoint.manifest import parse_draft
 # Tokens of what is being deleted, by somebody who may have been killed over it.
 GOING = PRUNED, SWEPT = "pruned", "swept"
 _YOUNG_S = 3600.0
+_OWNED = re.compile(r"\.staging-[^.]*@([^.]+)-[0-9]+\..*")
 _PROCESS = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 _JOB = re.compile(r"job-([0-9a-f]{16})-.*")
 
 
 def own_token() -> str:
-    """Of a program that runs alone: its host and its process."""
-    return f"{_host()}-{os.getpid()}-{started(os.getpid())}"
+    """Of a program that runs alone: where it is, and its process. No later process has the same."""
+    return f"{_machine()}-{os.getpid()}-{_started(os.getpid())}"
 
 
 def job_token(job: str, run: str) -> str:
@@ -31,36 +32,46 @@ def job_token(job: str, run: str) -> str:
     """
     if _PROCESS.fullmatch(run):
         return run
-    return f"job-{_digest(job)}-{run}"
+    return f"job-{hashlib.blake2s(job.encode(), digest_size=8).hexdigest()}-{run}"
+
+
+def still_runs(token: str) -> bool | None:
+    """Whether the process of this token is there; None: it can't be seen from here, or the token is no process's."""
+    found = _PROCESS.fullmatch(token)
+    if found is None or found[1] != _machine():
+        return None
+    return _started(int(found[2])) == found[3]
+
+
+def owner_of(name: str) -> str | None:
+    """Whose a buffer beside checkpoints is, by its name: the process that runs the workers; None: it does not say."""
+    found = _OWNED.fullmatch(name)
+    return found[1] if found is not None else None
 
 
 def is_in_use(path: Path, generation: int, token: str) -> bool:
     """Whether somebody may still want this draft, or this buffer beside checkpoints.
 
-    Of our own token, what this generation writes; of our job's other runs, nothing. Of another one's, what a program on
-    this machine writes that still runs; and whatever is young: it may be a training's on another machine, and we only
-    want to see how that is.
+    What a process on this machine writes, as long as it runs. Else, of our own token, what this generation writes; of
+    our job's other runs, nothing. And whatever is young: it may be a training's on another machine, and we only want to
+    see how that is.
     """
-    found = parse_draft(path.name)
-    if f".{token}." in path.name:
+    found, theirs = parse_draft(path.name), path.name.split(".")[-2]
+    owner = owner_of(path.name)
+    if owner is not None and (runs := still_runs(owner)) is not None:
+        return runs
+    if theirs == token:
         return found is None or found[1] == generation
-    theirs = path.name.split(".")[-2]
-    if theirs in GOING:
+    if theirs in GOING or _is_our_job(theirs, token):
         return False
-    if (job := _JOB.fullmatch(theirs)) is not None and (ours := _JOB.fullmatch(token)) is not None:
-        if job[1] == ours[1]:
-            return False
-    elif (process := _PROCESS.fullmatch(theirs)) is not None and process[1] == _host():
-        return started(int(process[2])) == process[3]
+    if (runs := still_runs(theirs)) is not None:
+        return runs
     return time.time() - _touched(path) < _YOUNG_S
 
 
-def started(pid: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None: there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
+def _is_our_job(theirs: str, ours: str) -> bool:
+    one, other = _JOB.fullmatch(theirs), _JOB.fullmatch(ours)
+    return one is not None and other is not None and one[1] == other[1]
 
 
 def _touched(path: Path) -> float:
@@ -75,9 +86,18 @@ def _touched(path: Path) -> float:
     return max(times)
 
 
-def _digest(job: str) -> str:
-    return hashlib.blake2s(job.encode(), digest_size=8).hexdigest()
+def _machine() -> str:
+    """Where we are, as far as processes see each other: containers of one machine may have its name in common."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return f"{re.sub(r'[^0-9A-Za-z]', '-', socket.gethostname())}-{space}"
 
 
-def _host() -> str:
-    return re.sub(r"[^0-9A-Za-z]", "-", socket.gethostname())
+def _started(pid: int) -> str | None:
+    """When a process began, which tells it from a later one of the same number; None: there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -412,8 +414,11 @@ def test_none_is_whole(make, kind, root, told):
     for step in (1, 2):
         flip(root / folder_name(step, 0) / training.files[0])
     for _ in range(2):
-        with pytest.raises(NotRestored, match=rf"no checkpoint in {root} is whole .*to begin from zero"):
-            make(kind()).restore()
+        with (
+            make(kind()) as checkpointer,
+            pytest.raises(NotRestored, match=rf"in {root} is whole .*to begin from zero"),
+        ):
+            checkpointer.restore()
     assert len([line for line in lines(told) if "is broken" in line]) == 2
 
 
@@ -1509,3 +1514,94 @@ def test_ranks_of_another_launcher(kind, root):
     alone = kind()
     model = alone.load(root / folder_name(8, 0) / alone.files[0])
     assert list(model) == list(alone.model.state_dict())
+
+
+IN_A_CHILD = """
+import gc, multiprocessing, os, sys
+
+def work(how):
+    sys.path.insert(0, sys.argv[1])
+    from helpers.links import PlayedLink
+    from helpers.trainings import TRAININGS
+    training = TRAININGS[sys.argv[2]]()
+    link = PlayedLink(sys.argv[3] + "/memory")
+    link.close = lambda: print("closed by", os.getpid(), flush=True)
+    checkpointer = training.adapter().Checkpointer(sys.argv[3] + "/checkpoints", link=link, **training.things())
+    checkpointer.save(0)
+    print("opened by", os.getpid(), flush=True)
+    if how == "dropped":
+        del checkpointer
+        gc.collect()
+    elif how == "fails":
+        raise SystemExit(3)
+
+if __name__ == "__main__":
+    method, how = sys.argv[4:]
+    if method == "none":
+        work(how)
+    else:
+        child = multiprocessing.get_context(method).Process(target=work, args=(how,))
+        child.start()
+        child.join()
+"""
+
+
+class TestTheEnd:
+    """Of a Checkpointer that nobody closes, and of one while another one begins."""
+
+    @pytest.mark.parametrize(
+        ("method", "how"),
+        [("fork", "ends"), ("fork", "fails"), ("spawn", "ends"), ("none", "ends"), ("none", "dropped")],
+    )
+    def test_it_is_closed(self, tmp_path, kind, method, how):
+        """Once, by the process that has opened it: also by a child of multiprocessing, which knows no atexit."""
+        script = tmp_path / "train.py"
+        script.write_text(IN_A_CHILD)
+        argv = [sys.executable, script, Path(__file__).parents[1], kind.name, tmp_path, method, how]
+        done = subprocess.run(map(str, argv), stdout=subprocess.PIPE, text=True, check=True, timeout=55)
+        opened, closed = done.stdout.splitlines()[-2:]
+        assert opened.startswith("opened by ")
+        assert closed == opened.replace("opened", "closed")
+        assert done.stdout.count("closed by") == 1
+
+    def test_two_at_a_time(self, make, kind, root):
+        """The second is refused, whatever its folder is, until the first one is closed."""
+        first, second = make(kind()), make(kind(), root.with_name("other"))
+        first.restore()
+        for call in (second.restore, lambda: second.step(0), lambda: second.save(0)):
+            with pytest.raises(
+                UserError, match=rf"a Checkpointer of {root} is open .* close\(\) it, or have one save all"
+            ):
+                call()
+        first.close()
+        assert second.restore() == 0
+        with pytest.raises(UserError, match=rf"a Checkpointer of {second.folder} is open"):
+            make(kind()).restore()
+
+    def test_one_that_nobody_has_any_more(self, make, kind, root, told):
+        """Does not keep another one from being opened; and what it was to save is saved."""
+        training = kind()
+        first = training.adapter().Checkpointer(root, **training.things())
+        first.save(0)
+        ending = first._ending
+        gone = weakref.ref(first)
+        del first
+        gc.collect()
+        assert gone() is None
+        with make(kind(), root.with_name("other")) as second:
+            second.restore()
+        # As at the end of the process.
+        ending()
+        assert names(root) == [folder_name(1, 0)]
+
+    def test_a_child(self, make, kind, root):
+        """What its parent has open is not its own."""
+        first, second = make(kind()), make(kind(), root.with_name("other"))
+        first.restore()
+        child = os.fork()
+        if child == 0:
+            try:
+                second._connect_alone()
+            finally:
+                os._exit(0 if sys.exc_info()[0] is None else 1)
+        assert os.waitpid(child, 0)[1] == 0

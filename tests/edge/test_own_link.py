@@ -17,11 +17,13 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_adapter.core import frames
+from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.connect import connect
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
-from elastic_adapter.core.checkpoint.own_link import OwnLink
+from elastic_adapter.core.checkpoint.own_link import OwnLink, is_in_use
 from elastic_adapter.core.checkpoint.shared_folder import sweep
 from elastic_adapter.core.checkpoint.store import Store
+from elastic_adapter.core.checkpoint.writers import own_token, still_runs
 from elastic_adapter.core.errors import UserError
 
 
@@ -187,10 +189,14 @@ def test_a_group_that_is_not_there_yet(monkeypatch, tmp_path, variable, call):
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
+from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.own_link import OwnLink
 link = OwnLink(None, memory=Path(sys.argv[1]))
 post = link.open(sys.argv[2])
 (post.folder / "buffer").write_bytes(b"x")
+for path in beside(Path(sys.argv[2]), post.slot, post.token):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
 while link._saver.pid is None:
     time.sleep(0.01)
 print(post.folder, link._saver.pid, flush=True)
@@ -213,11 +219,27 @@ def wait_until(is_so):
         time.sleep(0.01)
 
 
-def test_programs_that_do_not_see_each_other(tmp_path):
-    """Containers may share memory, and not know each other's processes: nobody's buffers are removed for that."""
-    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if subprocess.run([*apart, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+@pytest.fixture
+def apart():
+    """What a command begins with whose processes are to know no others, and be known by no others by their numbers."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*command, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("processes can't be hidden from each other here")
+    return command
+
+
+def test_processes_that_do_not_see_each_other(apart):
+    """Containers may share the name of their machine: what can't be seen is not said to be gone."""
+    script = f"from {still_runs.__module__} import still_runs, own_token\n"
+    script += f"print(still_runs({own_token()!r}), still_runs(own_token()), own_token())"
+    argv = [*apart, sys.executable, "-c", script]
+    seen, itself, name = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    assert (seen, itself) == ("None", "True")
+    assert still_runs(name) is None
+
+
+def test_programs_that_do_not_see_each_other(tmp_path, apart):
+    """Containers may share memory, and not know each other's processes: nobody's buffers are removed for that."""
     one, folder, _ = program(tmp_path, "stays")
     with one:
         other, _, _ = program(tmp_path, "ends", *apart)
@@ -229,7 +251,7 @@ def test_programs_that_do_not_see_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_program_that_is_killed_leaves_nothing_in_memory(tmp_path, number):
+def test_a_program_that_is_killed_leaves_no_buffers(tmp_path, number):
     """Its saver does what it was asked for, and then takes the buffers away; nobody else does so before."""
     one, folder, saver = program(tmp_path, "stays")
     with one:
@@ -238,10 +260,29 @@ def test_a_program_that_is_killed_leaves_nothing_in_memory(tmp_path, number):
         one.wait(30)
         # As the next program does.
         sweep(tmp_path)
-        still_there = (folder / "buffer").exists()
+        still_there = (folder / "buffer").exists(), len(os.listdir(tmp_path / "root"))
         os.kill(saver, signal.SIGCONT)
-    assert still_there
-    wait_until(lambda: not folder.exists())
+    assert still_there == (True, 2)
+    wait_until(lambda: not folder.exists() and not os.listdir(tmp_path / "root"))
+
+
+def test_whose_a_buffer_beside_checkpoints_is(tmp_path):
+    """An agent's of this machine, as long as that runs; on other machines it is this run's, or has to grow old."""
+    me = own_token()
+    gone, elsewhere = f"{me.rpartition('-')[0]}-1", f"x{me}"
+    for owner, token, age_s, used in (
+        (me, "run1", 9999, True),
+        (me, "run2", 9999, True),
+        (gone, "run1", 0, False),
+        (gone, "run-2-7", 0, False),
+        (elsewhere, "run1", 9999, True),
+        (elsewhere, "run2", 0, True),
+        (elsewhere, "run2", 9999, False),
+    ):
+        path = beside(tmp_path, f"slot-0-12ab34cd@{owner}", token)[0]
+        path.touch()
+        os.utime(path, (time.time() - age_s,) * 2)
+        assert is_in_use(path, 3, "run1") is used, path
 
 
 def test_a_saver_that_is_cut_off_leaves_the_buffers(tmp_path):

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.checkpoint import staging
 from elastic_adapter.core.checkpoint.agent_link import AgentLink
+from elastic_adapter.core.checkpoint.buffers import Buffers
 from elastic_adapter.core.checkpoint.desk import SaveDesk
 from elastic_adapter.core.checkpoint.files import Skeleton
 from elastic_adapter.core.checkpoint.link import Finishing, Found
@@ -288,6 +290,32 @@ def test_a_buffer_that_is_filled_again_before_the_saver_has_answered(node):
             answers[step - 5].set_result({"saved": {}})
             assert await node.shard(Part.WRITTEN) == Shard(0, step, Part.WRITTEN)
             assert (await node.link())[1].busy == busy
+
+    node(story)
+
+
+def test_nodes_without_memory(node, monkeypatch):
+    """The buffers of all lie in one folder then: each has its own, and knows later which are still to be written."""
+    monkeypatch.setattr(staging, "_room", lambda _, *, in_memory: 0 if in_memory else 1 << 40)
+
+    async def story(node):
+        taken = []
+        node.saver.ask = lambda **_: asyncio.get_running_loop().create_future()
+        node.begin()
+        for name in ("a", "b"):
+            node.desk.node = name
+            link, post = await node.link()
+            taken.append(Buffers.at(post.folder, post.slot, node.root, post.token, post.busy).take(65536, wait=False))
+            assert taken[-1].fill(5, 1, b"order", 4, lambda into: None)
+            link.staged(taken[-1].path, str(node.root), 5, Finishing())
+            await node.shard(Part.STAGED)
+        assert [buffer.in_place for buffer in taken] == [True, True]
+        node.begin(generation=2)
+        _, post = await node.link(generation=2)
+        assert post.busy == {buffer.path.name for buffer in taken}
+        again = Buffers.at(post.folder, post.slot, node.root, post.token, post.busy)
+        assert again.take(65536, wait=False).path not in [buffer.path for buffer in taken]
+        assert [buffer.step for buffer in taken if buffer.in_place] == [5, 5]
 
     node(story)
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic_adapter.core.checkpoint.buffers import Buffers
-from elastic_adapter.core.checkpoint.staging import EMPTY, FILLING, FULL, SAVING, NoRoom, StagingBuffer
+from elastic_adapter.core.checkpoint import staging
+from elastic_adapter.core.checkpoint.buffers import Buffers, beside
+from elastic_adapter.core.checkpoint.staging import EMPTY, FILLING, FULL, SAVING, NoRoom, StagingBuffer, give_up
+from elastic_adapter.core.checkpoint.writers import own_token
 
 MIB = 1 << 20
 
@@ -212,3 +214,74 @@ class TestBuffers:
             assert taken.fill(step, 1, b"order", 4, copier(b"data"))
             assert StagingBuffer.open(taken.path).step == step
         assert buffers.take(MIB, wait=False) is None
+
+    @pytest.fixture
+    def spilling(self, folders, monkeypatch):
+        """Buffers of this slot, for which there is no memory."""
+        monkeypatch.setattr(staging, "_room", lambda _, *, in_memory: 0 if in_memory else 1 << 40)
+
+        def make(slot="slot-0", busy=()):
+            return Buffers.at(folders[0], slot, folders[1], "run", frozenset(busy))
+
+        return make
+
+    def test_no_memory_and_something_to_be_written(self, folders, spilling):
+        """The next worker of the slot leaves alone what is still to be written, and removes what is not."""
+        buffers = spilling()
+        for step in (1, 2):
+            assert buffers.take(MIB, wait=False).fill(step, 1, b"order", 4, copier(b"data"))
+        first, second = map(StagingBuffer.open, sorted(folders[1].iterdir()))
+        again = spilling(busy=[first.path.name])
+        assert first.in_place
+        assert not second.in_place
+        taken = again.take(MIB, wait=False)
+        assert taken.path == second.path
+        assert taken.fill(3, 2, b"order", 4, copier(b"more"))
+        assert again.take(MIB, wait=False) is None
+        assert StagingBuffer.open(first.path).take().step == 1
+        first.release()
+        assert again.take(MIB, wait=False).path == first.path
+        assert len(os.listdir(folders[1])) == 2
+
+    def test_there_is_memory_again(self, folders, spilling, monkeypatch):
+        """It is taken; what a former worker left on the disk, and nobody is to write, goes."""
+        left = spilling().take(MIB, wait=False)
+        left.fill(1, 1, b"order", 4, copier(b"data"))
+        monkeypatch.undo()
+        assert spilling().take(MIB, wait=False).path.parent == folders[0]
+        assert os.listdir(folders[1]) == []
+
+    def test_a_worker_that_ends_before_its_state_is_written(self, folders, spilling):
+        """Who writes it removes it, because nobody else will."""
+        buffers = spilling()
+        for step in (1, 2):
+            assert buffers.take(MIB, wait=False).fill(step, 1, b"order", 4, copier(b"data"))
+        one, other = map(StagingBuffer.open, sorted(folders[1].iterdir()))
+        assert one.take() is not None
+        one.release()
+        buffers.remove()
+        assert list(folders[1].iterdir()) == [other.path]
+        other.take().data.release()
+        other.release()
+        assert list(folders[1].iterdir()) == []
+
+    def test_a_worker_that_comes_before_the_state_of_the_last_one_is_written(self, folders, spilling):
+        """The buffer is this one's then, and stays."""
+        buffers = spilling()
+        assert buffers.take(MIB, wait=False).fill(1, 1, b"order", 4, copier(b"data"))
+        buffers.remove()
+        (path,) = folders[1].iterdir()
+        again = spilling(busy=[path.name])
+        give_up(path, 1)
+        assert path.exists()
+        assert again.take(MIB, wait=False).path == path
+
+    def test_a_launcher_that_was_killed(self, folders, spilling):
+        """What it left beside the checkpoints goes when the next one on this machine begins; others' stays."""
+        me = own_token()
+        owners = me, f"{me.rpartition('-')[0]}-1", f"x{me}"
+        mine, gone, elsewhere = (beside(folders[1], f"slot-0-12ab34cd@{owner}", "run2") for owner in owners)
+        for path in (*mine, *gone, *elsewhere):
+            path.touch()
+        spilling()
+        assert sorted(folders[1].iterdir()) == sorted([*mine, *elsewhere])
