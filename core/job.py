@@ -17,6 +17,7 @@ from elastic_adapter.core.blame import COMPLAINS, Inquest, by_cause, follows, li
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointEntered,
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -66,6 +67,8 @@ from elastic_adapter.core.model import (
     Level,
     Member,
     Outcome,
+    Prepare,
+    Publish,
     Resume,
     Run,
     Stopped,
@@ -150,6 +153,7 @@ def _step(job: Job, event: Event, now: float) -> Step:
             return _part_lost(job, reason, now) if is_active(job) and job.absent else (job, ())
         case (
             CheckpointerOpened()
+            | CheckpointerClosed()
             | StepsReached()
             | ShardReported()
             | CheckpointPrepared()
@@ -231,7 +235,8 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
         case MemberJoined(member=member):
             before, job = job, with_member(accounted_for(job, member.node), member)
             job, told = _heard_of_saves(job, event, now)
-            commands = (*told, *_orders(before, job, member.node), Send(member.node, Wait(_closing_words(job))))
+            orders = _orders(before, job, event)
+            commands = (*told, *orders, Send(member.node, Wait(_closing_words(job))))
         case MemberLost(node=node) | MemberSilent(node=node):
             job = without_member(job, node)
         case MemberLeaving(node=node) if job.member(node) is None:
@@ -240,6 +245,7 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             return _conclude(job, phase.outcome)
         case (
             CheckpointerOpened()
+            | CheckpointerClosed()
             | StepsReached()
             | ShardReported()
             | CheckpointPrepared()
@@ -265,7 +271,7 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
     node, world = joined.member.node, after.world
     if isinstance(after.phase, Finished) or world is None or world != job.world or after.member(node) is None:
         return after, (*told, *commands)
-    commands = (*told, *commands, *_orders(job, after, node))
+    commands = (*told, *commands, *_orders(job, after, joined))
     if is_active(after) and node in world.nodes:
         after, more = _caught_up(after, joined, world, now)
         commands = (*commands, *more)
@@ -279,28 +285,38 @@ def _heard_of_saves(job: Job, joined: MemberJoined, now: float) -> Step:
     if world is None or generation != world.generation:
         return job, ()
     told: tuple[Command, ...] = ()
-    events: tuple[CheckpointerOpened | ShardReported, ...] = (
-        *(CheckpointerOpened(node, generation, rank) for rank in joined.savers),
-        *(ShardReported(node, generation, shard) for shard in joined.shards),
-    )
-    for event in events:
-        job, commands = saves.hear(job, event, now)
-        told = (*told, *(each for each in commands if isinstance(each, Tell)))
-    return job, told
+    if node in world.nodes:
+        # Some may have closed their Checkpointer while nobody heard of it.
+        others = job.saves.savers - world.ranks(node)
+        job = saves.with_savers(job, others | (world.ranks(node) & set(joined.savers)))
+    for shard in joined.shards:
+        job, commands = saves.hear(job, ShardReported(node, generation, shard), now)
+        # What this node itself is to do, it is told when it is taken in.
+        told = (*told, *(each for each in commands if not isinstance(each, Send) or each.node != node))
+    return job, tuple(each for each in told if not _is_order(each))
 
 
-def _orders(before: Job, after: Job, node: str) -> tuple[Command, ...]:
-    """What rank 0's node is to do now that this one is here; if that is the same, what was said may have been lost."""
-    world = after.world
+def _is_order(command: Command) -> bool:
+    return isinstance(command, Send) and isinstance(command.directive, Prepare | Publish)
+
+
+def _orders(before: Job, after: Job, joined: MemberJoined) -> tuple[Command, ...]:
+    """What rank 0's node is to do now that this one is here; if that is the same, what was said may have been lost.
+
+    And what this one has parts of, and is done with.
+    """
+    world, node = after.world, joined.member.node
     if world is None:
         return ()
     known = saves.orders(before) if node != world.nodes[0] else ()
-    return tuple(
+    orders = tuple(
         command
         for order in saves.orders(after)
         if order not in known
         for command in _send_to(after, world.nodes[:1], order)
     )
+    here = node in world.nodes and joined.seen == world.generation
+    return (*orders, *(saves.overdue(after, node, joined.shards) if here else ()))
 
 
 def _caught_up(job: Job, joined: MemberJoined, world: World, now: float) -> Step:
@@ -933,6 +949,7 @@ def _stop_requested(job: Job, event: StopRequested, now: float) -> Step:
 def _saved(
     job: Job,
     event: CheckpointerOpened
+    | CheckpointerClosed
     | StepsReached
     | ShardReported
     | CheckpointPrepared

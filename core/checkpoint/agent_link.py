@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -49,6 +50,10 @@ class AgentLink:
         self._answered = self._page[ANSWERED]
         # Steps that were staged here and are not known to be settled.
         self._unsettled: set[int] = set()
+        # Of those that came to nothing since the last one was staged, and that no later one made up for: why.
+        self._lost: dict[int, str] = {}
+        # What is to be told to whoever waited.
+        self._troubles: tuple[str, ...] = ()
 
     def open(self, root: str) -> Post:
         self._root = root
@@ -124,6 +129,9 @@ class AgentLink:
         self._tell(want={"rank": self._rank, "reason": reason})
 
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
+        self._listen()
+        # Nobody waits any more for what is before it.
+        self._lost.clear()
         self._unsettled.add(step)
         self._tell(
             staged={
@@ -137,6 +145,7 @@ class AgentLink:
         )
 
     def missed(self, step: int, why: str) -> None:
+        self._listen()
         self._tell(missed={"rank": self._rank, "step": step, "why": why})
 
     def hold(self, seconds: float) -> None:
@@ -147,6 +156,11 @@ class AgentLink:
 
     def settled(self, seconds: float | None = None) -> bool:
         end = None if seconds is None else time.monotonic() + seconds
+        came = self._wait_until_settled(end)
+        self._troubles = tuple(f"step {step} is not saved: {why}" for step, why in sorted(self._lost.items()))
+        return came
+
+    def _wait_until_settled(self, end: float | None) -> bool:
         while self._unsettled:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
@@ -160,7 +174,9 @@ class AgentLink:
         return True
 
     def troubles(self) -> tuple[str, ...]:
-        return ()
+        """Those that somebody waited for. The launcher tells of all."""
+        told, self._troubles = self._troubles, ()
+        return told
 
     def close(self) -> None:
         self._socket.close()
@@ -183,9 +199,22 @@ class AgentLink:
                 return message
             self._note(message)
 
+    def _listen(self) -> None:
+        """Take what was said meanwhile: who does not read is told no more."""
+        with contextlib.suppress(AgentGone):
+            while (message := self._read(0.0)) is not None:
+                self._note(message)
+
     def _note(self, message: dict[str, Any]) -> None:
-        if "settled" in message:
-            self._unsettled = {step for step in self._unsettled if step > message["settled"]}
+        if "settled" not in message:
+            return
+        step, why = message["settled"]["step"], message["settled"]["why"]
+        if why and step in self._unsettled:
+            self._lost[step] = why
+        elif not why:
+            self._unsettled = {each for each in self._unsettled if each > step}
+            self._lost = {each: reason for each, reason in self._lost.items() if each > step}
+        self._unsettled.discard(step)
 
     def _read(self, seconds: float | None) -> dict[str, Any] | None:
         """The next message; None: none came in that time. Raises AgentGone."""
