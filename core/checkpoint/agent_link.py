@@ -48,6 +48,8 @@ class AgentLink:
         self._root = ""
         # What was asked for before does not concern this process.
         self._answered = self._page[ANSWERED]
+        # Whether the agent knows that this process looks at its page.
+        self._looks = False
         # Steps that were staged here and are not known to be settled.
         self._unsettled: set[int] = set()
         # Of those that came to nothing since the last one was staged, and that no later one made up for: why.
@@ -101,6 +103,9 @@ class AgentLink:
     def asked(self, done: int) -> Asked | None:
         page = self._page
         page[DONE] = done
+        if not self._looks:
+            self._looks = True
+            self._tell(looks={"rank": self._rank})
         if page[PAUSED] == self._answered:
             return None
         return self._asked(done)
@@ -179,6 +184,9 @@ class AgentLink:
         return told
 
     def close(self) -> None:
+        # Children that were forked meanwhile have the socket as well: the agent is to see its end all the same.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _tell(self, **message: object) -> None:

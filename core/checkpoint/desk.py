@@ -17,6 +17,7 @@ from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 Report: TypeAlias = (
     CheckpointerOpened
+    | CheckpointerClosed
     | SaveWanted
     | StepsReached
     | ShardReported
@@ -80,6 +82,8 @@ class SaveDesk:
         # Of the workers of this generation that save, by rank.
         self._listeners: dict[int, Listener] = {}
         self._slots: dict[int, int] = {}
+        # Those of them who look whether they are asked to.
+        self._looking: set[int] = set()
         # Those who wait to hear what to go on from, and their ranks.
         self._waiting: dict[Listener, int] = {}
         # By rank and step, until the leader says what became of that checkpoint.
@@ -98,7 +102,7 @@ class SaveDesk:
     def begin(self, assignment: Assignment) -> None:
         """Workers of this world come; what was staged before is written all the same."""
         self._assignment = assignment
-        self._listeners, self._slots, self._waiting = {}, {}, {}
+        self._listeners, self._slots, self._looking, self._waiting = {}, {}, set(), {}
         self._shards, self._orders, self._published = {}, {}, {}
         self._found, self._resume = None, None
         self._pages.begin(assignment.generation)
@@ -109,7 +113,7 @@ class SaveDesk:
         Nobody waits any longer for what the last leader wanted.
         """
         self._pages.answer(None)
-        return tuple(sorted(self._listeners)), tuple(self._shards.values()), self._found
+        return tuple(sorted(self._looking)), tuple(self._shards.values()), self._found
 
     # What workers say.
 
@@ -131,10 +135,13 @@ class SaveDesk:
             case {"want": {"reason": str(reason)}}:
                 self.report(SaveWanted(self.node, self._generation, reason))
             case _:
-                self._hear_of_saves(message)
+                self._hear_of_saves(listener, message)
 
-    def _hear_of_saves(self, message: dict[str, Any]) -> None:
+    def _hear_of_saves(self, listener: Listener, message: dict[str, Any]) -> None:
         match message:
+            case {"looks": {"rank": int(rank)}} if self._listeners.get(rank) is listener:
+                self._looking.add(rank)
+                self.report(CheckpointerOpened(self.node, self._generation, rank))
             case {"staged": {"rank": int(rank), "buffer": str(buffer), "step": int(step)} as staged}:
                 self._orders[step] = staged
                 self._busy.add(buffer)
@@ -145,7 +152,19 @@ class SaveDesk:
             case _:
                 return
 
+    def gone(self, listener: Listener) -> None:
+        """A worker says nothing any more: it has closed its Checkpointer, or has ended."""
+        self._waiting.pop(listener, None)
+        for rank in [rank for rank, known in self._listeners.items() if known is listener]:
+            del self._listeners[rank]
+            del self._slots[rank]
+            if rank in self._looking:
+                self._looking.discard(rank)
+                self.report(CheckpointerClosed(self.node, self._generation, rank))
+
     def _open(self, listener: Listener, rank: int, slot: int) -> None:
+        if (former := self._listeners.get(rank)) is not None:
+            self.gone(former)
         self._listeners[rank] = listener
         self._slots[rank] = slot
         self._start(self._saver.start())
@@ -159,7 +178,6 @@ class SaveDesk:
                 "busy": sorted(Path(each).name for each in self._busy),
             }
         )
-        self.report(CheckpointerOpened(self.node, self._generation, rank))
 
     def _tell_resume(self, listener: Listener, rank: int) -> None:
         assert self._assignment is not None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from elastic_adapter.core.checkpoint.shared_folder import make_shared_folder, sw
 from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.events import (
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -68,7 +70,7 @@ class Node:
     async def __aenter__(self):
         self.desk.node = "a"
         self.desk.report = self.reports.put_nowait
-        self.board.hear = self.desk.hear
+        self.board.hear, self.board.gone = self.desk.hear, self.desk.gone
         await self.board.open()
         return self
 
@@ -171,14 +173,13 @@ def test_from_a_buffer_to_a_checkpoint(node):
     async def story(node):
         node.begin()
         link, post = await node.link()
-        assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
         assert (post.token, post.run, post.job, post.busy) == ("run-1", "run-1", "job", frozenset())
         buffer = fill(post, node.root, 40)
         link.staged(buffer, str(node.root), 40, Finishing(verify="full", md5=True))
         assert await node.shard(Part.STAGED) == Shard(0, 40, Part.STAGED)
         assert await node.shard(Part.WRITTEN) == Shard(0, 40, Part.WRITTEN)
         assert StagingBuffer.open(buffer).mark == EMPTY
-        assert node.desk.state()[:2] == ((0,), (Shard(0, 40, Part.WRITTEN),))
+        assert node.desk.state()[:2] == ((), (Shard(0, 40, Part.WRITTEN),))
         assert not await do(link.settled, 0.05)
         name = folder_name(40, 1)
         node.desk.follow(Prepare(1, 40))
@@ -441,6 +442,33 @@ def test_who_waits_for_nothing_is_told_nothing(node):
         # Whoever asks again is answered again.
         assert await do(link.settled, WITHIN_S)
         assert len(link.troubles()) == 1
+
+    node(story)
+
+
+def test_who_can_be_asked(node):
+    """A rank that looks whether it is asked, until its connection ends, whatever its children do."""
+
+    async def story(node):
+        node.begin()
+        link, _ = await node.link()
+        link.want("it is time")
+        await node.report(SaveWanted)
+        assert node.desk.state()[0] == ()
+        assert link.asked(1) is None
+        assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
+        assert link.asked(2) is None
+        assert node.desk.state()[0] == (0,)
+        with subprocess.Popen(["sleep", "60"], pass_fds=[link._socket.fileno()]) as child:  # noqa: ASYNC220
+            link.close()
+            assert await node.report(CheckpointerClosed) == CheckpointerClosed("a", 1, 0)
+            child.kill()
+        assert node.desk.state()[0] == ()
+        other, _ = await node.link()
+        other.close()
+        node.begin(generation=2)
+        await asyncio.sleep(0.05)
+        assert node.reports.empty()
 
     node(story)
 

@@ -152,9 +152,21 @@ def test_asked_for_a_step_that_is_past(one, agent_socket):
     pages.answer(9)
     assert link.asked(11) is None
     connection, _ = agent_socket.accept()
-    with connection:
-        assert b'"missed": {"rank": 0, "step": 9' in connection.recv(4096)
+    with connection, connection.makefile("rb") as lines:
+        assert any(b'"missed": {"rank": 0, "step": 9' in lines.readline() for _ in range(2))
     assert link.asked(12) is None
+
+
+def test_the_agent_learns_who_looks(one, agent_socket):
+    """Whoever looks at its page can be asked to save; that is said once."""
+    _, link = one
+    connection, _ = agent_socket.accept()
+    with connection:
+        connection.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            connection.recv(4096)
+        assert [link.asked(step) for step in (4, 5)] == [None] * 2
+        assert connection.recv(4096) == b'{"looks": {"rank": 0}}\n'
 
 
 def test_called_off(one):
