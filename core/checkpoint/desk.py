@@ -56,6 +56,8 @@ Report: TypeAlias = (
     | CheckpointsFound
     | RestoreFailed
 )
+# After so long it is said what a rank waits for that waits in restore().
+PATIENCE_S = 30.0
 # What a worker wrote before it looked at its page is there for all to see after this.
 _SETTLE_S = 0.001
 # Of so many checkpoints it is remembered that they have their names.
@@ -186,9 +188,24 @@ class SaveDesk:
             self._waiting[listener] = rank
             if rank == 0:
                 listener.tell(resume={"find": True})
+            else:
+                self._start(self._explain_waiting(listener, rank))
             return
         chosen = named if self._resume is None else self._resume.checkpoint
         listener.tell(resume={"name": None if chosen is None else chosen.name})
+
+    async def _explain_waiting(self, listener: Listener, rank: int) -> None:
+        """A script that restores on some ranks only would wait without a word."""
+        await asyncio.sleep(PATIENCE_S)
+        if listener not in self._waiting or self._assignment is None:
+            return
+        if self._assignment.group_rank:
+            why = "rank 0 has not said what to go on from: has it called restore() of its Checkpointer, without a path?"
+        elif 0 in self._waiting.values():
+            why = "rank 0 is still looking for what to go on from"
+        else:
+            why = "rank 0 has not called restore() of its Checkpointer yet"
+        log.warning("rank %d waits in restore(): %s", rank, why)
 
     async def _save(self, generation: int, rank: int, step: int, buffer: str) -> None:
         answer = await self._saver.ask(save=buffer)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.checkpoint import desk as desk_module
 from elastic_adapter.core.checkpoint.agent_link import AgentLink
 from elastic_adapter.core.checkpoint.desk import SaveDesk
 from elastic_adapter.core.checkpoint.files import Skeleton
@@ -471,6 +472,39 @@ def test_who_can_be_asked(node):
         assert node.reports.empty()
 
     node(story)
+
+
+@pytest.mark.parametrize(
+    ("looks", "word"),
+    [
+        (False, "rank 1 waits in restore(): rank 0 has not called restore() of its Checkpointer yet"),
+        (True, "rank 1 waits in restore(): rank 0 is still looking for what to go on from"),
+    ],
+)
+def test_a_restore_that_waits(node, looks, word, monkeypatch, caplog):
+    """After a while it is said what for."""
+    monkeypatch.setattr(desk_module, "PATIENCE_S", 0.1)
+
+    async def story(node):
+        node.begin(slots=2)
+        first, _ = await node.link(0, size=2)
+        second, _ = await node.link(1, size=2)
+        waiting = [asyncio.ensure_future(do(second.resume, pytest.fail))]
+        if looks:
+            waiting.append(asyncio.ensure_future(do(first.resume, slow_find)))
+        await asyncio.sleep(0.3)
+        assert [each.getMessage() for each in caplog.records if each.name == desk_module.__name__] == [word]
+        node.desk.follow(Resume(1, None))
+        await asyncio.gather(*waiting)
+        await asyncio.sleep(0.15)
+        assert sum("waits in restore()" in each.getMessage() for each in caplog.records) == 1
+
+    node(story)
+
+
+def slow_find():
+    time.sleep(0.4)
+    return Found(())
 
 
 @pytest.mark.parametrize("times", [1, 2])
