@@ -136,8 +136,9 @@ def time_passed(job: Job, now: float) -> Step:
         return job, ()
     if late := tuple(each for each in saves.under_way if each.staged_by is not None and now >= each.staged_by):
         return _give_up_all(job, job.world, late)
-    again = next((each for each in saves.under_way if each.enter_at is not None and now >= each.enter_at), None)
-    return _enter(job, again, now) if again is not None else (job, ())
+    if any(each.enter_at is not None and now >= each.enter_at for each in saves.under_way):
+        return _enter_newest(job, now)
+    return job, ()
 
 
 def is_busy(job: Job, now: float) -> bool:
@@ -316,6 +317,14 @@ def _prepared(job: Job, event: CheckpointPrepared, world: World, now: float) -> 
     if event.trouble:
         return _give_up(job, world, event.step, event.trouble)
     return _enter(job, replace(save, uri=event.uri), now)
+
+
+def _enter_newest(job: Job, now: float) -> Step:
+    """Of those that the ledger could not take, the newest: the others are past when that is in."""
+    *older, newest = (each for each in job.saves.under_way if each.enter_at is not None)
+    for each in older:
+        job = replace(job, saves=job.saves.with_save(replace(each, enter_at=now + _AGAIN_S)))
+    return _enter(job, newest, now)
 
 
 def _enter(job: Job, save: Save, now: float) -> Step:

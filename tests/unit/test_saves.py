@@ -120,6 +120,16 @@ class TestACheckpoint:
         """A checkpoint is in it once, and the newest is the first."""
         assert ledger(story(f"{SAVERS}; {script}", max_restarts=9, save_wait_s=0)) == names
 
+    def test_after_an_outage_the_newest_is_the_first(self):
+        """The ledger takes it at once; those before it are past then, and are not asked for one by one."""
+        script = "write 40; prepared 40; not-entered 40; write 50; prepared 50; not-entered 50; write 60; prepared 60"
+        told = story(f"{SAVERS}; {script}; not-entered 60; due on")
+        assert [each.step for each in told.commands if isinstance(each, Enter)] == [60]
+        told.play("entered 60")
+        assert ledger(told) == ["step-60-1"]
+        assert [each.step for node, each in orders(told, Drop) if node == "a"] == [40, 50]
+        assert deadline(told.job) is None
+
     def test_the_ledger_is_asked_to_take_it_before_the_others(self):
         """What it holds already stays."""
         told = story(f"{SAVERS}; checkpoint 40; write 50; prepared 50")
