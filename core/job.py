@@ -52,7 +52,7 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.hang import Hang, Pulse, convict, why
-from elastic_adapter.core.ledger import Saves
+from elastic_adapter.core.ledger import ENTRIES_KEPT, Save, Saves
 from elastic_adapter.core.levels import admits, grows, survives_loss
 from elastic_adapter.core.membership import Settled, Waiting
 from elastic_adapter.core.model import (
@@ -257,10 +257,17 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             job, commands = saves.time_passed(job, now)
         case _:
             return job, ()
-    if in_flight(job) is not None and now < phase.until:
+    save = in_flight(job)
+    if save is not None and now < phase.until:
         return job, commands
+    late = () if save is None else (_not_waited_for(save),)
     after, more = _conclude(job, phase.outcome)
-    return after, (*commands, *more)
+    return after, (*commands, *late, *more)
+
+
+def _not_waited_for(save: Save) -> Tell:
+    words = f"the checkpoint of step {save.step}, which is being written, is not waited for any longer"
+    return Tell(words, "checkpoint")
 
 
 def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
@@ -1019,7 +1026,7 @@ def _found(job: Job, event: CheckpointsFound) -> Step:
         return job, ()
     first = event.found[0] if event.found else None
     saved = replace(job.saves, resumed=True, resume_from=first)
-    job = replace(job, saves=saved, checkpoints=job.checkpoints or event.found)
+    job = replace(job, saves=saved, checkpoints=job.checkpoints or event.found[:ENTRIES_KEPT])
     words = f"goes on from {first.uri}" if first is not None else "begins without a checkpoint: there is none"
     return job, (
         _keep(job),
@@ -1055,12 +1062,10 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     if until is not None and now >= until:
         # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
         return _try_to_form(replace(job, doubtful=(), broken=True), now)
-    if in_flight(job) is not None and phase.save_until is not None and now >= phase.save_until:
+    save = in_flight(job)
+    if save is not None and phase.save_until is not None and now >= phase.save_until:
         after, commands = _try_to_form(replace(job, phase=replace(phase, save_until=None)), now)
-        return after, (
-            Tell("the checkpoint that was being written is not waited for any longer", "checkpoint"),
-            *commands,
-        )
+        return after, (_not_waited_for(save), *commands)
     reminded = replace(phase, remind_at=now + _REMIND_S)
     return replace(job, phase=reminded), (
         Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}", "hold"),

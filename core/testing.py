@@ -1058,7 +1058,7 @@ class Clerk:
         if isinstance(event, CheckpointsFound):
             self.resumed = self._decided = True
             self.resume_from = event.found[0] if event.found else None
-            self.ledger = self.ledger or event.found
+            self.ledger = self.ledger or event.found[: self.KEPT]
         elif isinstance(job.phase, Running):
             self.ledger = tuple(each for each in self.ledger if each.name != event.name)
 

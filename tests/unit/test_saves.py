@@ -12,6 +12,7 @@ import pytest
 from elastic_adapter.core.events import (
     CheckpointEntered,
     CheckpointPublished,
+    CheckpointsFound,
     Commit,
     Enter,
     Keep,
@@ -372,6 +373,12 @@ class TestFound:
         """It changes nothing."""
         told = story(f"{SAVERS}; {script}", max_restarts=1)
         assert told.commands == ()
+
+    def test_there_are_very_many(self):
+        """As many are kept as the ledger keeps."""
+        told = story(SAVERS)
+        told.tell(CheckpointsFound("a", 1, tuple(checkpoint(step, 0) for step in range(1000, 0, -1))))
+        assert [each.step for each in told.job.checkpoints] == list(range(1000, 936, -1))
 
     def test_a_newer_entry_stays(self):
         """What this world has saved is newer than what it went on from."""
@@ -818,6 +825,11 @@ class TestTheEnd:
     def test_it_waits(self, script, end):
         """For a save that can still be finished."""
         assert outline(story(f"{SAVERS}; {script}").job) == end
+
+    def test_an_end_that_does_not_wait_any_longer(self):
+        """It is said."""
+        told = story(f"{SAVERS}; stage 40; ok 0 1; due on")
+        assert words(told) == ["the checkpoint of step 40, which is being written, is not waited for any longer"]
 
     def test_those_who_train_on_are_stopped(self):
         """Those who have finished are told what they wait for."""
