@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
@@ -49,19 +50,26 @@ class Link:
         self._metadata = ((TOKEN, token),) if token else ()
         self._call: grpc.aio.StreamStreamCall[pb.Report, pb.Directive] | None = None
         self._attached = False
+        # What is to be written, in order: until we are taken in, it waits behind Hello.
+        self._unsent: deque[pb.Report] = deque()
         # A stream takes one message at a time.
         self._writing = asyncio.Lock()
         # The highest epoch seen: directives of an older leader are refused.
         self.epoch = epoch
 
     async def attach(self, state: MemberJoined, within_s: float = 5.0) -> None:
-        """Open the stream; done when the coordinator has taken us in. Raises LinkBroken, NotLeading."""
-        self._call = self._stub.Attach(metadata=self._metadata)
+        """Open the stream; done when the coordinator has taken us in. Raises LinkBroken, NotLeading.
+
+        What is reported meanwhile follows the state, which does not tell of it; if this fails, it is dropped.
+        """
+        call = self._call = self._stub.Attach(metadata=self._metadata)
         try:
-            await asyncio.wait_for(self._opened(self._call, hello_to_wire(state)), within_s)
+            await asyncio.wait_for(self._opened(call, hello_to_wire(state)), within_s)
         except asyncio.TimeoutError:
-            self._call.cancel()
+            call.cancel()
             raise LinkBroken(f"no answer in {within_s:g} s") from None
+        self._attached = True
+        await self._flush(call)
 
     async def _opened(self, call: grpc.aio.StreamStreamCall[pb.Report, pb.Directive], hello: pb.Report) -> None:
         try:
@@ -78,18 +86,23 @@ class Link:
             call.cancel()
             raise NotLeading(f"it leads in epoch {shown}, which is over")
         self.epoch = int(shown)
-        self._attached = True
 
     async def report(self, report: Report) -> None:
-        """Send one report. Before the stream is open, and when it is broken, it is dropped: Hello tells all of it."""
+        """Send one report. Before ``attach``, and when the stream is broken, it is dropped: Hello tells all of it."""
         await self._write(report_to_wire(report))
 
     async def _write(self, message: pb.Report) -> None:
-        if self._call is None or not self._attached:
+        if self._call is None:
             return
+        self._unsent.append(message)
+        if self._attached:
+            await self._flush(self._call)
+
+    async def _flush(self, call: grpc.aio.StreamStreamCall[pb.Report, pb.Directive]) -> None:
         async with self._writing:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await self._call.write(message)
+            while self._unsent:
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(self._unsent.popleft())
 
     async def directives(self) -> AsyncIterator[Directive]:
         """The directives as they come, until the coordinator ends the stream. Raises LinkBroken."""

@@ -67,7 +67,9 @@ class ClusterSession:
         self._embedded = embedded
         self._token = ""
         self._server: Server | None = None
+        # Where reports go; and whether there is a stream, so far as we know.
         self._link: Link | None = None
+        self._linked = False
         self._head = Head(None, 0, 0)
         self._coordinator: Coordinator | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -248,14 +250,14 @@ class ClusterSession:
         limit = f"workers that run go on, for at most {self._config.isolation_s:g} s (--isolation-timeout)"
         if keeper.forgot:
             return f"etcd does not know of this job, as if it had lost its data: nothing can be committed; {limit}"
-        if self._embedded and self._link is None:
+        if self._embedded and not self._linked:
             return f"the node that runs the job's etcd is out of reach: without it the job ends in {_EMBEDDED_S:g} s"
         return f"etcd does not answer: nothing can be committed; {limit}"
 
     def _judge(self, node: Node, now: float) -> float:
         """Act on what our ties are like; when to look again."""
         keeper = self._keeper
-        lost = self._embedded and self._link is None
+        lost = self._embedded and not self._linked
         give_up = keeper.acked_at + (_EMBEDDED_S if lost else self._config.isolation_s + GIVE_UP_S)
         if keeper.replaced is not None:
             node.notice(LinkLost(str(keeper.replaced)))
@@ -264,7 +266,7 @@ class ClusterSession:
             node.notice(LinkLost(f"{whose} has been out of reach for {now - keeper.acked_at:.0f} s"))
             return now + GIVE_UP_S
         contact = Contact(
-            linked=self._link is not None,
+            linked=self._linked,
             etcd_answers=keeper.answers,
             acked_at=keeper.acked_at,
             lease_s=keeper.lease.ttl_s,
@@ -327,11 +329,13 @@ class ClusterSession:
         """Stay attached to this leader for as long as it leads; how that ended."""
         link = Link(leader.address, self._token, leader.epoch)
         attached = answered_otherwise = False
+        # What happens from now on is not in the state: it is told after it.
+        self._link, state, request = link, node.state(), node.request()
         try:
-            await link.attach(node.state(), _ATTACH_S)
+            await link.attach(state, _ATTACH_S)
             attached = True
-            self._tie(link)
-            if (request := node.request()) is not None:
+            self._tie(linked=True)
+            if request is not None:
                 await link.report(request)
             if await self._converse(link, node):
                 # The end: whoever leads now, and whatever becomes of it, is no longer ours to care for.
@@ -342,11 +346,12 @@ class ClusterSession:
             if attached:
                 log.warning("the stream to the leader %s broke: %s", leader.node, error)
         finally:
+            self._link = None
             await link.close()
         if attached:
             # Whether we are cut off is known only when etcd has been asked, too.
             await self._keeper.ask()
-            self._tie(None)
+            self._tie(linked=False)
         else:
             await asyncio.sleep(_RETRY_S / 4)
         # It may have gone on leading in a later epoch meanwhile.
@@ -370,8 +375,8 @@ class ClusterSession:
         finally:
             reading.cancel()
 
-    def _tie(self, link: Link | None) -> None:
-        self._link = link
+    def _tie(self, *, linked: bool) -> None:
+        self._linked = linked
         self._changed.set()
 
     # Leading.
@@ -388,8 +393,7 @@ class ClusterSession:
         coordinator = Coordinator(self._config, self._registry, leader.epoch, record, lambda: self._keeper.answers)
         self._coordinator, self._led_under = coordinator, count
         self._server.serve(coordinator)
-        generation = record.world.generation if record.world is not None else 0
-        log.info("this node leads the job (epoch %d, generation %d)", leader.epoch, generation)
+        log.info("this node leads the job (epoch %d, generation %d)", leader.epoch, record.generation)
         self._leading = asyncio.create_task(self._coordinate(coordinator))
 
     async def _coordinate(self, coordinator: Coordinator) -> None:

@@ -281,7 +281,7 @@ class Coordinator:
     async def _try_to_commit(self, record: Record) -> bool:
         """Make it the truth, if that can be had now. Nothing that runs depends on it."""
         try:
-            await self._registry.commit(self.epoch, record)
+            await self._registry.commit(self.epoch, record, after=self._record.generation)
         except OutOfReach:
             return False
         self._record = record
@@ -312,7 +312,7 @@ class Coordinator:
         told = False
         while True:
             try:
-                return await self._registry.commit(self.epoch, record)
+                return await self._registry.commit(self.epoch, record, after=self._record.generation)
             except OutOfReach:
                 if time.monotonic() >= end:
                     raise

@@ -14,10 +14,10 @@ class UserError(ElasticError):
 
 
 class Fenced(ElasticError):
-    """A commit came from a leader that is no longer the leader. Step down; do not repeat it."""
+    """A commit came from a leader that is no longer the leader, or missed a generation. Step down; do not repeat it."""
 
-    def __init__(self, epoch: int, current: int) -> None:
-        super().__init__(f"leader epoch {epoch} is over: the current one is {current}")
+    def __init__(self, epoch: int, current: int, why: str = "") -> None:
+        super().__init__(why or f"leader epoch {epoch} is over: the current one is {current}")
         self.epoch = epoch
         self.current = current
 

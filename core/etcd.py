@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 # What a transaction asks before it does anything.
 Compare = pb.Compare
+# What it does then.
+RequestOp = pb.RequestOp
 
 # A peer that is silent although its host is up (stopped, or cut off) is noticed by unanswered pings.
 _CHANNEL_OPTIONS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_adapter.core.errors import Fenced
-from elastic_adapter.core.ports import Leader, Note, Record
+from elastic_adapter.core.ports import Leader, Note, Record, missed
 
 _NOTES = 1000
 
@@ -24,9 +24,13 @@ class MemoryRegistry:
     async def load(self) -> Record:
         return self._record
 
-    async def commit(self, epoch: int, record: Record) -> None:
+    async def commit(self, epoch: int, record: Record, *, after: int) -> None:
         self._check(epoch)
-        self._record = record
+        now = self._record.generation
+        if now == after:
+            self._record = record
+        elif self._record != record:
+            raise Fenced(epoch, epoch, missed(after, now))
 
     async def note(self, epoch: int, notes: tuple[Note, ...]) -> None:
         self._check(epoch)

@@ -38,11 +38,21 @@ class Record:
     # The ledger: the checkpoints of this run that exist, the newest first.
     checkpoints: tuple[CheckpointRef, ...] = ()
 
+    @property
+    def generation(self) -> int:
+        """That of the world; 0: there is none yet."""
+        return self.world.generation if self.world is not None else 0
+
     def on_clock(self, clock: float) -> Record:
         """The same, with times by another clock, of which this is what to add to it for the wall clock."""
         if self.clock is None:
             return self
         return replace(self, history=self.history.shifted(self.clock - clock), clock=clock)
+
+
+def missed(known: int, current: int) -> str:
+    """Why a commit is refused to who leads."""
+    return f"generation {current} is committed, and this leader knows of generation {known}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +79,12 @@ class Registry(Protocol):
         """The last record committed; an empty one before the first."""
         ...
 
-    async def commit(self, epoch: int, record: Record) -> None:
-        """Replace the record, if ``epoch`` still leads; else raise ``Fenced`` and change nothing.
+    async def commit(self, epoch: int, record: Record, *, after: int) -> None:
+        """Replace the record, if ``epoch`` still leads and ``after`` is the generation that was committed last.
 
-        Raises ``OutOfReach`` when no answer is to be had: then it may be tried again.
+        Else raise ``Fenced`` and change nothing; but a record that is there already counts as committed. Raises
+        ``OutOfReach`` when no answer is to be had: then it may be tried again. What was tried in vain and was only long
+        on its way never undoes what was committed meanwhile.
         """
         ...
 

@@ -39,7 +39,6 @@ from elastic_adapter.core.codec import (
 )
 from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
 from elastic_adapter.core.etcd import (
-    Answer,
     AnswerLost,
     Change,
     Compacted,
@@ -48,6 +47,8 @@ from elastic_adapter.core.etcd import (
     EtcdUnavailable,
     Item,
     Lease,
+    RequestOp,
+    Snapshot,
     created_at,
     delete,
     delete_prefix,
@@ -57,7 +58,7 @@ from elastic_adapter.core.etcd import (
     value_is,
 )
 from elastic_adapter.core.model import Outcome
-from elastic_adapter.core.ports import Leader, Note, Record
+from elastic_adapter.core.ports import Leader, Note, Record, missed
 
 BASE = "/elastic-adapter"
 _ATTEMPTS = 20
@@ -160,7 +161,8 @@ class EtcdRegistry:
         self._nonce = ""
         self._run_lease = 0
         self._lease = Lease(0, 0)
-        self._generation = 0
+        # The revision at which the record was last written, so far as we know; None: it may be another one.
+        self._written: int | None = None
 
     @property
     def run(self) -> int:
@@ -182,6 +184,14 @@ class EtcdRegistry:
     @property
     def _leader(self) -> str:
         return self.key("head/leader")
+
+    @property
+    def _generation(self) -> str:
+        return self.key("head/generation")
+
+    @property
+    def _record(self) -> str:
+        return self.key("record")
 
     def _member(self, node: str) -> str:
         return self.key(f"members/{quote(node, safe='')}")
@@ -408,14 +418,39 @@ class EtcdRegistry:
     # The record.
 
     async def load(self) -> Record:
-        found = (await self._etcd.get(self.key("record"))).items
-        record = record_from_bytes(found[0].value) if found else Record()
-        self._generation = record.world.generation if record.world is not None else 0
-        return record
+        found = (await self._etcd.get(self._record)).items
+        self._written = found[0].modified if found else 0
+        return record_from_bytes(found[0].value) if found else Record()
 
-    async def commit(self, epoch: int, record: Record) -> None:
-        lease = self._run_lease
-        operations = []
+    async def commit(self, epoch: int, record: Record, *, after: int) -> None:
+        operations = await self._operations(record, after)
+        ours = [modified_at(self._leader, epoch), self._generation_is(after)]
+        async for _ in self._attempts():
+            # A write that was sent before, and whose answer was lost, may still be on its way: it will not find the
+            # record as it was, and do nothing.
+            written = self._written if self._written is not None else await self._look_at_record()
+            self._written = None
+            answer = await self._etcd.transact(
+                [*ours, modified_at(self._record, written)],
+                operations,
+                [read(key) for key in (self._leader, self._generation, self._record)],
+            )
+            if answer.succeeded:
+                self._written = answer.revision
+                return
+            leader, generation, found = answer.reads
+            await self._check_leading(epoch, leader)
+            if found.items and found.items[0].value == record_to_bytes(record):
+                # It was tried before, and done; its answer was lost.
+                return
+            now = int(generation.items[0].value) if generation.items else 0
+            if now != after:
+                raise Fenced(epoch, epoch, missed(after, now))
+        raise EtcdUnavailable(_NO_ANSWER)
+
+    async def _operations(self, record: Record, after: int) -> list[RequestOp]:
+        """What a commit writes. What is left of a run that has ended goes by itself, some time later."""
+        generation, lease, operations = record.generation, self._run_lease, []
         if record.outcome is not None:
             lease = (await self._etcd.grant(max(1, round(self._retention_s)))).id
             root = (await self._etcd.get(self._root)).items
@@ -423,14 +458,18 @@ class EtcdRegistry:
             if self._finished_grace_s > 0:
                 grace = await self._etcd.grant(max(1, round(self._finished_grace_s)))
                 operations.append(put(self.key("finished"), b"", grace.id))
-        generation = record.world.generation if record.world is not None else 0
-        if generation != self._generation or record.outcome is not None:
-            operations.append(put(self.key("head/generation"), str(generation).encode(), lease))
-        operations.append(put(self.key("record"), record_to_bytes(record), lease))
-        # Written twice it is the same: an answer that was lost needs no reading back.
-        answer = await self._etcd.transact([modified_at(self._leader, epoch)], operations, [read(self._leader)])
-        await self._check_leading(epoch, answer)
-        self._generation = generation
+        if generation and (generation != after or record.outcome is not None):
+            operations.append(put(self._generation, str(generation).encode(), lease))
+        return [*operations, put(self._record, record_to_bytes(record), lease)]
+
+    def _generation_is(self, number: int) -> Compare:
+        """Holds while this is the generation committed last; 0: while there is none."""
+        return value_is(self._generation, str(number).encode()) if number else created_at(self._generation, 0)
+
+    async def _look_at_record(self) -> int:
+        """When the record was last written; 0: never."""
+        found = (await self._etcd.get(self._record)).items
+        return found[0].modified if found else 0
 
     # Notes.
 
@@ -438,7 +477,8 @@ class EtcdRegistry:
         operations = [put(self._event(each.epoch, each.number), note_to_bytes(each), self._run_lease) for each in notes]
         operations += [delete(self._event(each.epoch, each.number - _NOTES)) for each in notes if each.number > _NOTES]
         answer = await self._etcd.transact([modified_at(self._leader, epoch)], operations, [read(self._leader)])
-        await self._check_leading(epoch, answer)
+        if not answer.succeeded:
+            await self._check_leading(epoch, answer.reads[0])
 
     async def notes(self) -> tuple[Note, ...]:
         found = await self._etcd.get_prefix(self.key("events/"))
@@ -448,14 +488,14 @@ class EtcdRegistry:
         """Such that the order of the keys is that of the notes."""
         return self.key(f"events/{epoch:016x}-{number:08d}")
 
-    async def _check_leading(self, epoch: int, answer: Answer) -> None:
-        """Raise Fenced where a write that only the leader may do was not done."""
-        if answer.succeeded:
+    async def _check_leading(self, epoch: int, leader: Snapshot) -> None:
+        """Raise Fenced where somebody else leads, or nobody."""
+        current = leader.items[0].modified if leader.items else 0
+        if current == epoch:
             return
-        found = answer.reads[0].items
-        if not found:
+        if not leader.items:
             await self._check_known()
-        raise Fenced(epoch, found[0].modified if found else 0)
+        raise Fenced(epoch, current)
 
     async def _check_known(self) -> None:
         """An etcd that lost its data is as good as none: nobody leads in it."""

@@ -94,8 +94,9 @@ class LocalSession:
     async def attend(self, node: Node) -> None:
         why = "it ended the stream"
         try:
-            await self._link.attach(node.state())
-            if (request := node.request()) is not None:
+            state, request = node.state(), node.request()
+            await self._link.attach(state)
+            if request is not None:
                 await self._link.report(request)
             if await converse(self._link, node):
                 return

@@ -23,6 +23,7 @@ from elastic_adapter.core.checkpoint.desk import SaveDesk
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
 from elastic_adapter.core.checkpoint.shared_folder import make_shared_folder
+from elastic_adapter.core.checkpoint.writers import own_token
 from elastic_adapter.core.config import ClusterConfig, OutputConfig
 from elastic_adapter.core.dump import StackDumper, find_py_spy
 from elastic_adapter.core.errors import UserError
@@ -152,7 +153,7 @@ async def _run(
     starter = Starter(guard, output, plan.program, plan.adapter, plan.node, environ, folder, pages, saves)
     pool = _pool(plan, starter)
     board = NoticeBoard(f"{scratch}/notices.sock")
-    run = [secrets.token_hex(8)]
+    run = [own_token()]
     desk = SaveDesk(SaverProcess(guard, output), saves, shared, job=plan.job.job_id, run=lambda: run[-1])
     board.hear, board.gone = desk.hear, desk.gone
     await board.open()

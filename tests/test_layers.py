@@ -56,7 +56,14 @@ EDGE = {
     *("checkpoint.trees", "checkpoint.archive", "checkpoint.torchfile", "checkpoint.torchstate"),
     *("checkpoint.paddlefile", "checkpoint.paddlestate", "checkpoint.store", "checkpoint.staging", "checkpoint.saving"),
     *("checkpoint.saver", "checkpoint.command", "checkpoint.link", "checkpoint.framework", "checkpoint.contents"),
-    *("checkpoint.buffers", "checkpoint.restoring", "checkpoint.single", "checkpoint.own_link", "checkpoint.connect"),
+    *(
+        "checkpoint.buffers",
+        "checkpoint.restoring",
+        "checkpoint.single",
+        "checkpoint.own_link",
+        "checkpoint.writers",
+        "checkpoint.connect",
+    ),
     *("checkpoint.page", "checkpoint.agent_link", "checkpoint.saver_process", "checkpoint.desk"),
     *("checkpoint.shared_folder",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.paddlefile import TensorRef, read_paddle
 from elastic_adapter.core.checkpoint.trees import leaves
 from elastic_adapter.core.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Of an optimizer's state: what is no tensor of a parameter.
 _SCHEDULE = "LR_Scheduler"
@@ -73,8 +76,13 @@ class Paddle:
         return self._unwrapped(model).state_dict()
 
     def targets(self, model: Any) -> dict[str, Any] | None:
-        """Its parameters and buffers, which paddle gives as they are; None where a hook gives something else."""
+        """Its parameters and buffers, which paddle gives as they are; None where a hook gives something else.
+
+        Nor is a layer passed over that has a way of its own to load a state.
+        """
         layer = self._unwrapped(model)
+        if not str(getattr(layer.set_state_dict, "__module__", "")).startswith("paddle.nn."):
+            return None
         own = {id(each) for each in (*layer.parameters(), *layer.buffers())}
         state = {name: each for name, each in layer.state_dict().items() if isinstance(each, self._paddle.Tensor)}
         return state if all(id(each) in own for each in state.values()) else None
@@ -100,8 +108,11 @@ class Paddle:
         """Paddle knows the tensors of a state by the names of parameters, which depend on what was made before them."""
         if not isinstance(state, Mapping):
             raise UserError(f"it is no dict, but a value of the type {type(state).__name__}")
+        named = _with_names(state, renamed)
+        if lost := _strangers(optimizer, named):
+            log.warning("the optimizer has no parameter of %s: what was kept for it is not restored", ", ".join(lost))
         try:
-            optimizer.set_state_dict(_with_names(state, renamed))
+            optimizer.set_state_dict(named)
         except (AssertionError, ValueError, KeyError, TypeError) as error:
             raise UserError(" ".join(str(error).split())) from error
 
@@ -156,10 +167,11 @@ def save_checkpoint(
     optimizer: Any = None,
     step: int = 0,
     scheduler: Any = None,
+    verify: str = "sample",
     **extra: Any,
 ) -> str | None:
     """Save one checkpoint as this folder, and wait for it; see ``single.save``."""
-    return single.save(Paddle(), path, single.things(model, optimizer, scheduler, extra), step)
+    return single.save(Paddle(), path, single.things(model, optimizer, scheduler, extra), step, verify=verify)
 
 
 def load_checkpoint(
@@ -175,7 +187,7 @@ def load_checkpoint(
 
 
 def _with_names(state: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """An optimizer's state in terms of what parameters are called now."""
+    """An optimizer's state in terms of what parameters are called now. Those outside of the model keep their names."""
     if all(then == now for then, now in renamed.items()):
         return dict(state)
     found: dict[str, Any] = {}
@@ -184,8 +196,10 @@ def _with_names(state: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[st
             found[key] = value
         elif key == _MASTERS:
             found[key] = {renamed.get(name, name): each for name, each in value.items()}
+        elif (name := _with_name(key, renamed)) in found:
+            raise UserError(f"two parameters are called {name} now: one of them is no parameter of the model")
         else:
-            found[_with_name(key, renamed)] = value
+            found[name] = value
     return found
 
 
@@ -195,7 +209,17 @@ def _with_name(key: str, renamed: Mapping[str, str]) -> str:
     for end in reversed(ends):
         if key[:end] in renamed:
             return renamed[key[:end]] + key[end:]
-    raise UserError(f"{key} belongs to no parameter of the model")
+    return key
+
+
+def _strangers(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
+    """Some keys of a state that belong to no parameter of the optimizer, which would not say so."""
+    groups = getattr(optimizer, "_parameter_list", None) or ()
+    parameters = [each for group in groups for each in (group["params"] if isinstance(group, dict) else (group,))]
+    if not parameters:
+        return []
+    begins = tuple(f"{each.name}_" for each in parameters)
+    return [key for key, value in state.items() if hasattr(value, "shape") and not key.startswith(begins)][:3]
 
 
 def _plain(states: Sequence[Any]) -> list[list[Any]]:

@@ -71,9 +71,8 @@ class Torch:
     def targets(self, model: Any) -> dict[str, Any] | None:
         """Its state's tensors, where these are the model's own memory and nobody has to be told of a load."""
         module = self._unwrapped(model)
-        for each in module.modules():
-            if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks:  # noqa: SLF001
-                return None
+        if not (_is_torch_s(module.load_state_dict) and all(_loads_plainly(each) for each in module.modules())):
+            return None
         tensor = self._torch.Tensor
         state = {name: each for name, each in module.state_dict().items() if isinstance(each, tensor)}
         own = {_storage(each) for each in (*module.parameters(), *module.buffers())}
@@ -144,10 +143,11 @@ def save_checkpoint(
     optimizer: Any = None,
     step: int = 0,
     scheduler: Any = None,
+    verify: str = "sample",
     **extra: Any,
 ) -> str | None:
     """Save one checkpoint as this folder, and wait for it; see ``single.save``."""
-    return single.save(Torch(), path, single.things(model, optimizer, scheduler, extra), step)
+    return single.save(Torch(), path, single.things(model, optimizer, scheduler, extra), step, verify=verify)
 
 
 def load_checkpoint(
@@ -160,6 +160,16 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load a folder that was saved as a checkpoint, or a file of ``torch.save``; see ``single.load``."""
     return single.load(Torch(), path, single.things(model, optimizer, scheduler, {}), trusted=trusted)
+
+
+def _loads_plainly(module: Any) -> bool:
+    """Whether a load only fills its tensors, as the layers of torch itself have it."""
+    hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks  # noqa: SLF001
+    return not hooks and _is_torch_s(module._load_from_state_dict)  # noqa: SLF001
+
+
+def _is_torch_s(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("torch.nn.")
 
 
 def _storage(tensor: Any) -> int:

@@ -77,12 +77,15 @@ class Buffers:
         with self._locks[index]:
             found = self._made[index]
             if found is not None:
-                if _is_busy(found):
+                # One that somebody has removed is nobody's to write, whatever its mark says.
+                in_place = found.in_place
+                if in_place and _is_busy(found):
                     return None
-                if found.capacity >= nbytes:
+                if in_place and found.capacity >= nbytes:
                     return found
                 self._made[index] = None
-                found.path.unlink(missing_ok=True)
+                if in_place:
+                    found.path.unlink(missing_ok=True)
                 found.close()
             if index and self._single:
                 return None

@@ -15,6 +15,7 @@ import atexit
 import logging
 import mmap
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 
 from elastic_adapter.core import worker
 from elastic_adapter.core.checkpoint.buffers import Buffers
-from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, states
+from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, own_epoch, sampler_facts, states
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
@@ -34,12 +35,12 @@ from elastic_adapter.core.checkpoint.manifest import (
     parse_folder,
 )
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
-from elastic_adapter.core.checkpoint.own_link import is_in_use
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
-from elastic_adapter.core.checkpoint.restoring import Restoring, load_foreign
+from elastic_adapter.core.checkpoint.restoring import Restoring, is_damaged_in_storage, load_foreign
 from elastic_adapter.core.checkpoint.single import look_in
 from elastic_adapter.core.checkpoint.staging import NoRoom
 from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
+from elastic_adapter.core.checkpoint.writers import is_in_use
 from elastic_adapter.core.errors import ElasticError, UserError
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ _HOLD_S = 600.0
 # What another node has renamed is seen here a little later, where file systems remember what was not there.
 _SEEN_WITHIN_S = 5.0
 _PAUSE_S = 0.25
+# How troubles name the step whose save they are of.
+_STEP = re.compile(r"\bstep ([0-9]+)\b")
 
 
 class NotSaved(ElasticError):
@@ -113,6 +116,7 @@ class Checkpointer:
         self._advance = getattr(sampler, "advance", None)
         self._done = 0
         self._last = Saved(0, time.monotonic())
+        # What a search has loaded: if that is what all ranks restore, it need not be loaded again.
         self._loaded: str | None = None
         # The step that was saved last, or restored: it need not be saved again.
         self._kept: int | None = None
@@ -141,6 +145,8 @@ class Checkpointer:
         With a path, load that instead: the folder of one checkpoint, or a file that somebody else has saved, of weights
         or with "model", "optimizer" and so on. What it returns then is the file's "step", if it has one, else 0.
         """
+        # Whoever goes back does its steps again, and those are other ones than those that were saved.
+        self._kept = self._loaded = None
         if path is not None:
             return self._begin(self._restore_from(os.fspath(path)))
         link, post, _ = self._open()
@@ -149,6 +155,7 @@ class Checkpointer:
             try:
                 self._load(self._located(name, post.token), post.rank)
             except (Damaged, OSError) as error:
+                self._put_aside_named(self._store.root / name, error)
                 raise link.not_restored(name, _why(error)) from error
         if post.rank == 0:
             self._store.sweep(lambda each: is_in_use(self._store.root / each, post.generation, post.token))
@@ -181,7 +188,7 @@ class Checkpointer:
             self._want(link)
         asked = link.asked(done)
         if asked is None and (self.policy.every_steps is None or done % self.policy.every_steps):
-            if troubles := link.troubles():
+            if troubles := self._troubles(link):
                 self._tell(troubles)
             return False
         return self._save_at(done, asked)
@@ -195,13 +202,18 @@ class Checkpointer:
         done = self._done if step is None else steps_done(int(step))
         self._done = done
         link = self._open()[0]
-        self._tell(link.troubles())
+        if wait and done == self._kept:
+            # It may still be written: whether it has to be saved again is known after that.
+            link.settled()
+        self._tell(self._troubles(link))
         saved = self._try_to_save(done, wait=wait or self._waits)
         if wait:
             whole = link.settled()
-            troubles = link.troubles()
-            if troubles or not (saved and whole):
-                raise NotSaved("; ".join(troubles) or f"step {done} is not saved")
+            troubles = self._troubles(link)
+            failed = [line for line in troubles if _concerns(line, done)]
+            self._tell([line for line in troubles if line not in failed])
+            if failed or not (saved and whole):
+                raise NotSaved("; ".join(failed) or f"step {done} is not saved")
         return saved
 
     def settled(self, seconds: float | None = None) -> bool:
@@ -210,7 +222,7 @@ class Checkpointer:
             return True
         link = self._opened[0]
         came = link.settled(seconds)
-        self._tell(link.troubles())
+        self._tell(self._troubles(link))
         return came
 
     def close(self) -> None:
@@ -269,7 +281,10 @@ class Checkpointer:
             link.want(reason)
 
     def _prepare(self) -> None:
-        """After the first step the optimizer has its state: the size of all buffers is known. Raises Refused."""
+        """After the first step the optimizer has its state: the size of all buffers is known.
+
+        Raises Refused or UserError for what could never be restored: later that would be missed in each save.
+        """
         _, post, buffers = self._open()
         self._prepared = True
         if post.rank == 0 and (why := _unwritable(self.folder)):
@@ -279,7 +294,7 @@ class Checkpointer:
 
     def _save_at(self, done: int, asked: Asked | None) -> bool:
         link = self._open()[0]
-        self._tell(link.troubles())
+        self._tell(self._troubles(link))
         reason = asked.reason if asked is not None else due_by_steps(self.policy, done)
         hold = asked is not None and asked.hold
         log.debug("saves step %d: %s", done, reason)
@@ -292,7 +307,7 @@ class Checkpointer:
         """What can't be saved is told, and the training goes on."""
         try:
             return self._save(done, wait=wait)
-        except (OSError, NoRoom, Refused) as error:
+        except (OSError, NoRoom, Refused, UserError) as error:
             self._missed(done, _why(error))
             return False
 
@@ -317,16 +332,13 @@ class Checkpointer:
 
     def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
         layout = lay_out(self._framework, states(self._framework, self._training, post.rank))
-        try:
-            return layout, order_to_bytes(self._order(post, done, layout))
-        except TypeError as error:
-            raise UserError(f"the state of the sampler has to be plain JSON: {error}") from None
+        return layout, order_to_bytes(self._order(post, done, layout))
 
     def _order(self, post: Post, done: int, layout: Layout) -> Order:
         sampler = self._training.sampler
-        facts: dict[str, Any] = {"epoch": self.epoch}
+        facts: dict[str, Any] = {"epoch": self.epoch, "own_epoch": self._epoch is not None}
         if hasattr(sampler, "state_dict"):
-            facts["sampler"] = sampler.state_dict()
+            facts["sampler"] = sampler_facts(sampler.state_dict())
         return Order(
             root=self.folder,
             token=post.token,
@@ -347,6 +359,13 @@ class Checkpointer:
     def _missed(self, done: int, why: str) -> None:
         self._tell((f"step {done} is not saved: {why}",))
         self._open()[0].missed(done, why)
+
+    def _troubles(self, link: Link) -> tuple[str, ...]:
+        """What went wrong meanwhile. A step that was taken for saved, and is not, is to be saved again."""
+        troubles = link.troubles()
+        if self._kept is not None and any(_concerns(line, self._kept) for line in troubles):
+            self._kept = None
+        return troubles
 
     def _tell(self, lines: tuple[str, ...] | list[str]) -> None:
         for line in lines:
@@ -371,6 +390,7 @@ class Checkpointer:
                     continue
                 self._restoring.check_others(found, rank)
                 self._load(found, rank)
+                self._loaded = found.name
             except (Damaged, OSError) as error:
                 if not os.path.lexists(found.path):
                     return None
@@ -393,13 +413,26 @@ class Checkpointer:
     def _put_aside(self, path: Path, why: str, *, unread: bool) -> None:
         if unread:
             log.warning("%s can't be read: %s; the one before is taken", path, why)
-            return
+        else:
+            self._quarantine(path, why, ", and the one before is taken")
+
+    def _put_aside_named(self, path: Path, error: Damaged | OSError) -> None:
+        """One that was named, and can't be loaded here. It is renamed if that is the storage's fault.
+
+        If it is not, other ranks can load it; and what comes next is not for this one to say.
+        """
+        if not is_unread(error) and is_damaged_in_storage(path, error):
+            self._quarantine(path, _why(error))
+
+    def _quarantine(self, path: Path, why: str, then: str = "") -> None:
         try:
             kept = self._store.quarantine(path)
+        except FileNotFoundError:
+            log.warning("%s is broken: %s; somebody else has put it aside%s", path, why, then)
         except OSError as error:
-            log.warning("%s is broken, and can't be renamed (%s): %s; the one before is taken", path, error, why)
+            log.warning("%s is broken, and can't be renamed (%s): %s%s", path, error, why, then)
         else:
-            log.warning("%s is broken: %s; it is kept as %s, and the one before is taken", path, why, kept.name)
+            log.warning("%s is broken: %s; it is kept as %s%s", path, why, kept.name, then)
 
     def _located(self, name: str, token: str) -> Checkpoint:
         """The checkpoint that all ranks restore. One that was agreed upon, and not renamed yet, is renamed here."""
@@ -424,8 +457,8 @@ class Checkpointer:
         loaded = self._restoring.read(checkpoint, rank)
         facts = checkpoint.manifest.facts
         self._restoring.apply(loaded, facts)
-        self._epoch = facts.get("epoch", self._epoch)
-        self._loaded = checkpoint.name
+        if "epoch" in facts:
+            self._epoch = own_epoch(facts, self._training.sampler)
 
 
 def _folder(folder: str | os.PathLike[str] | None) -> str:
@@ -457,6 +490,12 @@ def _unwritable(folder: str) -> str | None:
     except OSError as error:
         return error.strerror
     return None if os.access(folder, os.W_OK) else "it is not writable for this user"
+
+
+def _concerns(line: str, step: int) -> bool:
+    """Whether a trouble is one of this step's save; one that names no step may be."""
+    named = _STEP.search(line)
+    return named is None or int(named[1]) == step
 
 
 def _needed(layout: Layout, order: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.order import FileOrder, Stretch
+from elastic_adapter.core.errors import UserError
 
 # Bytes are copied faster to where they are aligned.
 _ALIGNMENT = 64
@@ -57,6 +59,43 @@ def _all(thing: Any, state: Any) -> Any:
 
 def _state(thing: Any) -> Any:
     return thing.state_dict() if hasattr(thing, "state_dict") else thing
+
+
+def sampler_facts(state: Any) -> Any:
+    """A sampler's state as the manifest gives it back. Raises UserError where that is something else.
+
+    That tuples come back as lists is no matter. That the keys of a dict come back as text is.
+    """
+    try:
+        found = json.loads(json.dumps(state, allow_nan=False))
+        listed = _listed(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"the state of the sampler has to be plain JSON: {error}") from None
+    if found != listed:
+        wrong = [name for name in listed if found.get(name) != listed[name]] if isinstance(listed, dict) else []
+        where = f" at {', '.join(map(repr, wrong[:3]))}" if wrong else ""
+        raise UserError(f"the state of the sampler has to be plain JSON: the keys of dicts are no text{where}")
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """With lists in the place of tuples."""
+    if isinstance(value, dict):
+        return {name: _listed(each) for name, each in value.items()}
+    return [_listed(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def own_epoch(facts: Mapping[str, Any], sampler: Any) -> int | None:
+    """The epoch that a checkpoint restores; None: it was the sampler's, which is restored and says it itself."""
+    epoch, kept = int(facts["epoch"]), facts.get("sampler")
+    if not (hasattr(sampler, "epoch") and hasattr(sampler, "load_state_dict")):
+        return epoch
+    if kept is None:
+        # There was no sampler then that could say more than this, and nobody has to count from 0.
+        return epoch if epoch or facts.get("own_epoch") else None
+    # Older checkpoints do not say whose it was.
+    theirs = kept.get("epoch") if isinstance(kept, Mapping) else None
+    return epoch if facts.get("own_epoch", epoch != theirs) else None
 
 
 def random_states(framework: Framework) -> dict[str, Any]:

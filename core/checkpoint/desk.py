@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,8 @@ from typing import Any, TypeAlias
 from elastic_adapter.core.checkpoint.manifest import parse_folder
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
+from elastic_adapter.core.checkpoint.staging import give_up
+from elastic_adapter.core.checkpoint.writers import job_token
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointerClosed,
@@ -78,8 +81,9 @@ class SaveDesk:
         self.node = ""
         self.report: Callable[[Report], None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
-        # Buffers that the saver is to write, or writes.
-        self._busy: set[str] = set()
+        # Buffers that the saver is to write, or writes. A worker may have filled one again before the desk hears that
+        # it was written: then it is counted twice.
+        self._busy: Counter[str] = Counter()
         self._assignment: Assignment | None = None
         # Of the workers of this generation that save, by rank.
         self._listeners: dict[int, Listener] = {}
@@ -146,7 +150,7 @@ class SaveDesk:
                 self.report(CheckpointerOpened(self.node, self._generation, rank))
             case {"staged": {"rank": int(rank), "buffer": str(buffer), "step": int(step)} as staged}:
                 self._orders[step] = staged
-                self._busy.add(buffer)
+                self._busy[buffer] += 1
                 self._keep(self._generation, Shard(rank, step, Part.STAGED))
                 self._start(self._save(self._generation, rank, step, buffer))
             case {"missed": {"rank": int(rank), "step": int(step), "why": str(why)}}:
@@ -174,7 +178,7 @@ class SaveDesk:
             post={
                 "folder": str(self._folder),
                 "slot": f"slot-{slot}",
-                "token": self._run(),
+                "token": self._token(),
                 "job": self._job,
                 "run": self._run(),
                 "busy": sorted(Path(each).name for each in self._busy),
@@ -209,7 +213,10 @@ class SaveDesk:
 
     async def _save(self, generation: int, rank: int, step: int, buffer: str) -> None:
         answer = await self._saver.ask(save=buffer)
-        self._busy.discard(buffer)
+        if "failed" in answer:
+            # A saver that was killed has not released it. Beside the loop: it may lie on a disk that does not answer.
+            await asyncio.to_thread(give_up, Path(buffer), step)
+        self._busy -= Counter((buffer,))
         if "failed" in answer:
             shard = Shard(rank, step, Part.MISSED, str(answer["failed"]))
         else:
@@ -302,7 +309,10 @@ class SaveDesk:
         self.report(report)
 
     def _place(self, order: dict[str, Any], generation: int, step: int) -> dict[str, object]:
-        return {"root": order["root"], "step": step, "generation": generation, "token": self._run()}
+        return {"root": order["root"], "step": step, "generation": generation, "token": self._token()}
+
+    def _token(self) -> str:
+        return job_token(self._job, self._run())
 
     def _settle(self, step: int, trouble: str) -> None:
         """It is committed, and what was staged before it is past."""

@@ -328,14 +328,18 @@ def newest_first(folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(parsed, key=parsed.__getitem__, reverse=True))
 
 
-def obsolete(folders: Iterable[str], keep_last: int | None, keep_every: int | None = None) -> tuple[str, ...]:
-    """Which of these checkpoints need not be kept, the oldest first; never the newest.
+def obsolete(
+    folders: Iterable[str], saved: str, keep_last: int | None, keep_every: int | None = None
+) -> tuple[str, ...]:
+    """Which of these checkpoints need not be kept now that this one is saved, the oldest first; never that one.
 
-    Pass only those that are complete: a half one would be counted among the last.
+    Those with more steps do not count, and stay: whoever has gone back behind them goes on from here. Pass only those
+    that are complete: a half one would be counted among the last.
     """
     if keep_last is None:
         return ()
-    older = newest_first(folders)[max(keep_last, 1) :]
+    ordered = newest_first(folders)
+    older = ordered[ordered.index(saved) + max(keep_last, 1) :] if saved in ordered else ()
     return tuple(name for name in reversed(older) if not _is_kept_for_ever(name, keep_every))
 
 

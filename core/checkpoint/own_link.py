@@ -1,17 +1,15 @@
 """Checkpoints without our launcher: a program that runs alone, or the ranks that another launcher started.
 
-Each process has a saver of its own, which ends with it, when it has done what it was asked for. Several ranks write
-into one draft on a file system that they share; rank 0 waits for the parts of all, and makes the checkpoint.
+Each process has a saver of its own, which ends with it, when it has done what it was asked for, and takes its buffers
+away. Several ranks write into one draft on a file system that they share; rank 0 waits for the parts of all, and makes
+the checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
-import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -25,23 +23,21 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
-from elastic_adapter.core.checkpoint.manifest import parse_draft
-from elastic_adapter.core.checkpoint.saving import missing
-from elastic_adapter.core.checkpoint.staging import StagingBuffer
+from elastic_adapter.core.checkpoint.saver import words
+from elastic_adapter.core.checkpoint.saving import missing, taken
+from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
+from elastic_adapter.core.checkpoint.staging import give_up, holds
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
+from elastic_adapter.core.checkpoint.writers import own_token
 from elastic_adapter.core.errors import ElasticError, UserError
 
-MEMORY = Path("/dev/shm")  # noqa: S108
 # How often ranks agree on whether a save is due by the clock, in seconds.
 CHECK_S = 2.0
 _MOST_STEPS = 10_000
 _CLOSE_S = 600.0
 _PARTS_S = 600.0
 _PAUSE_S = 0.05
-_YOUNG_S = 3600.0
 _TRIES = 2
-_FOLDER = re.compile(r"elastic-adapter-([0-9]+)-([0-9]+)-[0-9]+")
-_TOKEN = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
 
 
 class SaverLost(ElasticError):
@@ -61,12 +57,12 @@ class Part:
 class OwnLink:
     """See the module's text. A group of None is a program that runs alone, whatever its variables say."""
 
-    def __init__(self, group: Group | None, *, polled: bool = False, memory: Path = MEMORY) -> None:
+    def __init__(self, group: Group | None, *, polled: bool = False, memory: Path = PLACE) -> None:
         self._group = group
         self._memory = memory
         self._rank, self._size = 0, 1
         self._token = ""
-        self._folder = memory
+        self._folder: HeldFolder | None = None
         self._root = ""
         self._saver = Saver()
         self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
@@ -82,10 +78,12 @@ class OwnLink:
     def open(self, root: str) -> Post:
         self._rank, self._size = _place(self._group)
         self._root = root
-        self._token = self._shared(f"{_host()}-{os.getpid()}-{_started(os.getpid())}")
-        self._folder = _private_folder(self._memory)
+        self._token = self._shared(own_token())
+        self._folder = hold_own_folder(self._memory)
+        # It may outlive this process, and needs what is in there until then.
+        self._saver.inherit(self._folder)
         self._thread.start()
-        return Post(self._rank, self._size, 0, self._folder, f"rank-{self._rank}", self._token)
+        return Post(self._rank, self._size, 0, self._folder.path, f"rank-{self._rank}", self._token)
 
     def resume(self, find: Callable[[], Found]) -> str | None:
         """Rank 0 finds out, and tells the others over the group; its error is everybody's."""
@@ -129,7 +127,7 @@ class OwnLink:
         """The others learn of it by a file in the draft, where there is room for one."""
         if self._size > 1:
             with contextlib.suppress(OSError):
-                write_whole(self._draft(step, begin=True).path / f"missed.{self._rank}", why.encode())
+                write_whole(self._draft(step, begin=True).path / f"missed.{self._rank}", why.encode(errors="replace"))
 
     def hold(self, seconds: float) -> None:
         """Nobody asks for it."""
@@ -147,14 +145,15 @@ class OwnLink:
 
     def close(self) -> None:
         """Waits for what is being written: nobody else would finish it."""
-        if not self._thread.is_alive():
+        if self._folder is None or not self._thread.is_alive():
             return
         if self.settled(_CLOSE_S):
             self._parts.put(None)
             self._thread.join()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         else:
             self._tell(f"the last checkpoint is still being written after {_CLOSE_S:g} s: it may not be finished")
+            self._folder.let_go()
         self._saver.close()
 
     def _shared(self, value: Any) -> Any:
@@ -181,8 +180,8 @@ class OwnLink:
     # What follows runs in a thread of its own.
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):
-            # Before it is needed: it takes a moment.
+        # Before it is needed: it takes a moment. Whoever needs it then meets the same error, and tells.
+        with contextlib.suppress(Exception):
             self._saver.start()
         waiting: list[tuple[Part, float]] = []
         while True:
@@ -193,11 +192,20 @@ class OwnLink:
             else:
                 if part is None:
                     return
-                if self._saved(part):
+                if self._goes_on(part, self._saved, part):
                     waiting.append((part, time.monotonic() + _PARTS_S))
             # In order: what comes later makes an older draft useless.
-            while waiting and self._finished(*waiting[0]):
+            while waiting and not self._goes_on(waiting[0][0], self._unfinished, *waiting[0]):
                 waiting.pop(0)
+
+    def _goes_on(self, part: Part, work: Callable[..., bool], *args: object) -> bool:
+        """What the work says of this part. Whatever it raises is the end of this part, and not of those after it."""
+        try:
+            return work(*args)
+        except Exception as error:
+            give_up(part.buffer, part.step)
+            self._settle(part, words(error) or type(error).__name__)
+            return False
 
     def _saved(self, part: Part) -> bool:
         """Write this rank's part; whether there is more to be done for it, once all others have written theirs."""
@@ -210,16 +218,16 @@ class OwnLink:
         self._settle(part, why)
         return False
 
-    def _finished(self, part: Part, deadline: float) -> bool:
-        """Make a checkpoint of what all have written, if they have; whether nothing more is to be done."""
+    def _unfinished(self, part: Part, deadline: float) -> bool:
+        """Make a checkpoint of what all have written, if they have; whether there is more to be done for it."""
         draft = self._draft(part.step)
         if (why := _missed_by(draft, self._size)) is None:
             if missing(draft, self._size) and time.monotonic() < deadline:
-                return False
+                return True
             # Whoever has not written by now is named by the answer.
             why = self._ask(part, self._requests(part)[1:])
         self._settle(part, why)
-        return True
+        return False
 
     def _settle(self, part: Part, why: str | None) -> None:
         if why is not None:
@@ -244,12 +252,12 @@ class OwnLink:
                 answers = self._saver.ask(requests)
             except SaverLost as lost:
                 why = str(lost)
-                requests = [each for each in requests if "save" not in each or _holds(part)]
+                requests = [each for each in requests if "save" not in each or holds(part.buffer, part.step)]
             except OSError as error:
                 why = f"the process that writes checkpoints can't be started ({error})"
             else:
                 return next(filter(None, map(_why_not, answers)), None)
-        _release(part)
+        give_up(part.buffer, part.step)
         return f"{why}, again and again"
 
 
@@ -259,8 +267,13 @@ class Saver:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._inherited: HeldFolder | None = None
         # A data loader that outlives this process must not keep the saver from seeing that it is gone.
         os.register_at_fork(after_in_child=self._forget)
+
+    def inherit(self, folder: HeldFolder) -> None:
+        """Whoever is started from now on holds this folder as well, and removes it when this process is gone."""
+        self._inherited = folder
 
     def start(self) -> None:
         """A new one, unless there is one."""
@@ -268,11 +281,15 @@ class Saver:
             return
         self.close()
         self._channel, theirs = socket.socketpair()
+        command, fds, folder = saver_command(theirs.fileno()), [theirs.fileno()], self._inherited
+        if folder is not None:
+            command += [str(folder.lock), str(folder.path)]
+            fds.append(folder.lock)
         with theirs:
             # In a session of its own: a Ctrl-C ends the training, and not what is being written.
             self._process = subprocess.Popen(
-                saver_command(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                command,
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -285,12 +302,20 @@ class Saver:
         """All of the requests, and then all of their answers."""
         self.start()
         assert self._channel is not None
+        assert self._process is not None
         answers: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError):
+        try:
             for request in requests:
                 frames.write(self._channel.fileno(), request)
             while len(answers) < len(requests) and (answer := frames.read(self._channel.fileno())) is not None:
                 answers.append(answer)
+        except OSError:
+            pass
+        except Exception:
+            # Answers that are still to come would be taken for those to later requests.
+            self._process.kill()
+            self.close()
+            raise
         if len(answers) < len(requests):
             raise SaverLost(f"the process that writes checkpoints has ended{self._ended()}")
         return answers
@@ -323,24 +348,6 @@ def next_check(done: int, now: float, last: tuple[int, float] | None) -> int:
     return done + (max(1, min(int(CHECK_S / pace), _MOST_STEPS)) if pace > 0 else _MOST_STEPS)
 
 
-def is_in_use(path: Path, generation: int, token: str) -> bool:
-    """Whether somebody may still want this draft, or this buffer beside checkpoints.
-
-    Of our own token, what this generation writes. Of another one's, what a program on this machine writes that still
-    runs; and whatever is young: it may be a training's on another machine, and we only want to see how that is.
-    """
-    found = parse_draft(path.name)
-    if f".{token}." in path.name:
-        return found is None or found[1] == generation
-    parts = _TOKEN.fullmatch(path.name.split(".")[-2])
-    if parts is not None and parts[1] == _host():
-        return _started(int(parts[2])) == parts[3]
-    with contextlib.suppress(OSError):
-        times = [path.stat().st_mtime, *(each.stat().st_mtime for each in path.iterdir())] if path.is_dir() else []
-        return time.time() - max(times, default=path.stat().st_mtime) < _YOUNG_S
-    return False
-
-
 def _place(group: Group | None) -> tuple[int, int]:
     if group is None:
         return 0, 1
@@ -358,44 +365,12 @@ def _place(group: Group | None) -> tuple[int, int]:
     return 0, 1
 
 
-def _private_folder(memory: Path) -> Path:
-    """For buffers; those of programs that are gone are taken away."""
-    with contextlib.suppress(OSError):
-        for path in memory.iterdir():
-            found = _FOLDER.fullmatch(path.name)
-            if found is not None and _started(int(found[1])) != found[2] and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
-    for number in itertools.count():
-        folder = memory / f"elastic-adapter-{os.getpid()}-{_started(os.getpid())}-{number}"
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        except OSError:
-            # Whoever makes a buffer there will tell.
-            pass
-        return folder
-    raise AssertionError("numbers do not end")
-
-
-def _started(pid: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None: there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
-def _host() -> str:
-    return re.sub(r"[^0-9A-Za-z]", "-", socket.gethostname())
-
-
 def _why_not(answer: dict[str, Any]) -> str | None:
     if "failed" in answer:
         return str(answer["failed"])
     published = answer.get("published", {})
     if published.get("existed"):
-        return f"{published['path']} was there before, and stays as it is: restore() it, or name another folder"
+        return taken(published["path"])
     return None
 
 
@@ -405,22 +380,3 @@ def _missed_by(draft: Draft, size: int) -> str | None:
         with contextlib.suppress(OSError):
             return f"rank {rank}: {(draft.path / f'missed.{rank}').read_text()}"
     return None
-
-
-def _holds(part: Part) -> bool:
-    """Whether its buffer still holds it: one that was written may have been filled with a later step since."""
-    try:
-        buffer = StagingBuffer.open(part.buffer)
-    except (OSError, ValueError):
-        return False
-    holds = buffer.step == part.step
-    buffer.close()
-    return holds
-
-
-def _release(part: Part) -> None:
-    if _holds(part):
-        with contextlib.suppress(OSError, ValueError):
-            buffer = StagingBuffer.open(part.buffer)
-            buffer.release()
-            buffer.close()

@@ -228,6 +228,9 @@ def _part(payload: object) -> Span | bytes:
 
 
 def _new_dtype(code: object, *_: object) -> _Dtype:
+    # The interpreter does not survive the hash of any value, nor the text of any.
+    if type(code) is not str:
+        raise Unwanted(f"numpy.dtype of a value of the type {type(code).__name__}")
     if code not in _NUMBERS:
         # Arrays of objects above all: their elements would be pickles.
         raise Unwanted(f"numpy.dtype({code!r})")

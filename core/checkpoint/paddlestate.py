@@ -11,6 +11,7 @@ import pickle
 import re
 import secrets
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,10 +25,10 @@ from elastic_adapter.core.checkpoint.paddlefile import (
     TensorRef,
     read_paddle,
 )
-from elastic_adapter.core.checkpoint.pickles import check_import
+from elastic_adapter.core.checkpoint.pickles import check_import, made_from
 from elastic_adapter.core.checkpoint.sources import Span
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
-from elastic_adapter.core.checkpoint.trees import culprit, leaves, replace
+from elastic_adapter.core.checkpoint.trees import leaves, replace
 
 # How paddle's types are stored: what numpy lacks goes as whole numbers of the same size. paddle.load makes bfloat16 of
 # uint16 again, but of float8 it makes int8.
@@ -57,13 +58,9 @@ def skeleton(paddle: Any, state: object) -> tuple[Skeleton, list[Any]]:
     """The skeleton of a file of this state, and what belongs into its holes: tensors and numpy arrays without gaps.
 
     These are the memory of the state itself, on whatever device it is, except where there were gaps. Refused, if the
-    state holds what read_paddle would not read; what is not seen here, write_paddle refuses.
+    state holds what read_paddle would not read, or what can't be pickled; what is not seen here, write_paddle refuses.
     """
-    try:
-        return _Pieces(paddle).skeleton(state)
-    except Refused as refused:
-        where = culprit(state, lambda child: _Pieces(paddle).skeleton(child))
-        raise Refused(where, refused.wanted) from None
+    return made_from(state, lambda each: _Pieces(paddle).skeleton(each))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +208,9 @@ class _Loading:
     def run(self, expected: Expected | None) -> Any:
         targets: list[Target] = []
         found = [(name, leaf) for name, leaf in leaves(self._file.path, self._file.state) if _array(leaf)]
+        names = Counter(name for name, _ in found)
+        # A name that two arrays have does not say which one is meant.
+        self._into = {name: each for name, each in self._into.items() if names[name] == 1}
         # First the ones that can be filled in place: the same array may be there under another name.
         for name, leaf in sorted(found, key=lambda item: item[0] not in self._into):
             array = _array(leaf)

@@ -15,14 +15,19 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
 from elastic_adapter.core.checkpoint.sources import LONG, Source
+from elastic_adapter.core.checkpoint.trees import DEEPEST, culprit, leaves
 
 _U8, _U16, _U32, _U64, _I32 = (struct.Struct(form) for form in ("B", "<H", "<I", "<Q", "<i"))
 _FLOAT = struct.Struct(">d")
 _SCALARS = (str, int, float, bytes, complex, type(None))
+# What pickle raises for what it does not write: a lock, an object that objects, a dict that another thread changes.
+_UNPICKLED = (pickle.PicklingError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+_FARTHEST = 20
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +85,8 @@ class Machine:
             (value,) = self._stack
         except Unwanted as unwanted:
             raise Refused(self._source.path, str(unwanted)) from None
+        except RecursionError:
+            raise Refused(self._source.path, "calls within calls, more than Python can follow") from None
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, struct.error) as error:
             raise Damaged(self._source.path, f"its pickle makes no sense ({type(error).__name__}: {error})") from error
         if self._below:
@@ -334,6 +341,42 @@ def check_import(value: object, allowed: Mapping[str, object]) -> None:
         name = f"{value.__module__}.{value.__qualname__}"
         if name not in allowed:
             raise Refused("the state", name)
+
+
+def made_from(state: object, make: Callable[[object], _Made]) -> _Made:
+    """What is made of a state by pickling it. Refused, with the place of what is wrong, where that can't be done."""
+    try:
+        return _made(state, make)
+    except Refused as refused:
+        raise Refused(culprit(state, _Search(make).check), refused.wanted) from None
+
+
+def _made(state: object, make: Callable[[object], _Made]) -> _Made:
+    try:
+        for _ in leaves("the state", state):
+            pass
+        return make(state)
+    except Damaged:
+        raise Refused("the state", f"more than {DEEPEST} levels of nesting") from None
+    except _UNPICKLED as error:
+        words = " ".join(str(error).split())
+        raise Refused("the state", f"what can't be pickled ({type(error).__name__}: {words})") from error
+
+
+class _Search:
+    """Looks for what is refused, so many levels down: people find the rest, and a list may hold itself."""
+
+    def __init__(self, make: Callable[[object], object]) -> None:
+        self._make = make
+        self._left = _FARTHEST
+
+    def check(self, child: object) -> None:
+        try:
+            _made(child, self._make)
+        except Refused:
+            self._left -= 1
+            if self._left >= 0:
+                raise
 
 
 def _keys(items: list[Any]) -> list[Any]:

@@ -9,15 +9,25 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core.checkpoint.contents import Training, set_random_states, several
-from elastic_adapter.core.checkpoint.files import Expected, Misfit, Refused
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
-from elastic_adapter.core.checkpoint.hashing import verify_file
-from elastic_adapter.core.checkpoint.manifest import FileEntry
-from elastic_adapter.core.checkpoint.store import Checkpoint
+from elastic_adapter.core.checkpoint.hashing import Reader, verify_file
+from elastic_adapter.core.checkpoint.manifest import (
+    MANIFEST,
+    BadManifest,
+    FileEntry,
+    Manifest,
+    manifest_from_bytes,
+    parse_folder,
+)
+from elastic_adapter.core.checkpoint.saving import numbered
+from elastic_adapter.core.checkpoint.store import Checkpoint, is_unread
 from elastic_adapter.core.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -53,27 +63,49 @@ class Restoring:
         where = str(checkpoint.path)
         if manifest.framework != framework.name:
             raise UserError(f"{where} was saved with {manifest.framework}, and this is {framework.name}")
-        files = {file.name: file for file in manifest.files}
+        wanted = self._wanted(rank)
+        files = {file.name: file for file in manifest.files if file.name in wanted}
         loaded = Loaded(where)
         if training.model is not None:
             if framework.model_file not in files:
                 raise UserError(f"{where} holds no {framework.model_file}, and a model is to be restored")
             loaded.models = self._fill(checkpoint, files[framework.model_file])
-        if training.optimizer is not None and (entry := files.get(framework.optimizer_file)):
+        if entry := files.get(framework.optimizer_file):
             loaded.optimizer = self._read(checkpoint, entry)
-            loaded.renamed = framework.renamed(str(checkpoint.path / framework.model_file), several(training.model))
-        if not (training.scheduler is None and training.extra is None) and (entry := files.get(framework.extra_file)):
+            if training.model is not None:
+                loaded.renamed = self._renamed(str(checkpoint.path / framework.model_file))
+        if entry := files.get(framework.extra_file):
             loaded.extra = self._read(checkpoint, entry)
-        if training.rng and (entry := files.get(framework.rank_file(rank))):
+        if entry := files.get(framework.rank_file(rank)):
             loaded.own = self._read(checkpoint, entry)
         return loaded
 
     def check_others(self, checkpoint: Checkpoint, rank: int) -> None:
-        """The small files that the other ranks will read."""
-        known = {self._framework.model_file, self._framework.optimizer_file, self._framework.extra_file}
+        """The files that ``read`` does not read here, and so does not check: the others', and what nobody wants now."""
+        wanted = self._wanted(rank)
         for file in checkpoint.manifest.files:
-            if file.name not in known and file.name != self._framework.rank_file(rank):
+            if file.name not in wanted:
                 verify_file(str(checkpoint.path / file.name), _expected(checkpoint, file), stored=False)
+
+    def _wanted(self, rank: int) -> set[str]:
+        """The names of the files that this rank reads, where a checkpoint has them."""
+        framework, training = self._framework, self._training
+        wanted = {
+            framework.model_file: training.model is not None,
+            framework.optimizer_file: training.optimizer is not None,
+            framework.extra_file: training.scheduler is not None or training.extra is not None,
+            framework.rank_file(rank): training.rng,
+        }
+        return {name for name, is_wanted in wanted.items() if is_wanted}
+
+    def _renamed(self, path: str) -> dict[str, str]:
+        try:
+            return self._framework.renamed(path, several(self._training.model))
+        except Refused:
+            if not self._trusted:
+                raise
+            # The framework's own loader does not tell what things were called.
+            return {}
 
     def apply(self, loaded: Loaded, facts: Mapping[str, Any]) -> None:
         """Raises UserError where what was saved does not fit to what there is."""
@@ -125,17 +157,34 @@ class Restoring:
         targets = {begin: self._framework.targets(model) for begin, model in models.items()}
         into = {f"{begin}{name}": each for begin, found in targets.items() for name, each in (found or {}).items()}
         path = str(checkpoint.path / file.name)
-        if None not in targets.values():
-            _same_names(path, "tensor", [each.name for each in file.tensors], into)
-        state = self._read(checkpoint, file, into)
-        by_model = {f"{name}/": each for name, each in state.items()} if "" not in models else {"": state}
-        _same_names(path, "model", by_model, models)
+        self._check_tensors(path, file, targets)
+        by_model = _by_model(path, self._read(checkpoint, file, into), models)
+        left: dict[str, Any] = {}
         for begin, model in models.items():
-            found = targets[begin]
-            rest = {name: value for name, value in by_model[begin].items() if found is not None and name not in found}
-            if rest:
+            found, state = targets[begin], by_model[begin]
+            # All of it is to be applied, where some of it is not in its place: a name was not clear, or the framework's
+            # own loader has read the file.
+            if found is None or any(state.get(name) is not each for name, each in found.items()):
+                left[begin] = state
+            elif rest := {name: value for name, value in state.items() if name not in found}:
                 self._framework.set_rest(model, rest)
-        return {begin: by_model[begin] for begin in models if targets[begin] is None}
+        return left
+
+    def _check_tensors(self, path: str, file: FileEntry, targets: Mapping[str, dict[str, Any] | None]) -> None:
+        """The file's tensors are those that are to be filled, by their names. Raises UserError.
+
+        But not those of a model that loads its state itself, nor what lies within a value that is no tensor.
+        """
+        wanted = numbered(f"{begin}{name}" for begin, found in targets.items() for name in found or ())
+        others: list[str] = []
+        for begin, model in several(self._training.model).items():
+            if (found := targets[begin]) is None:
+                others.append(begin)
+            else:
+                others += [f"{begin}{name}/" for name in self._framework.model_state(model) if name not in found]
+        known, begins = set(wanted), tuple(others)
+        names = [each.name for each in file.tensors if each.name in known or not each.name.startswith(begins)]
+        _same_names(path, "tensor", names, wanted)
 
     def _read(self, checkpoint: Checkpoint, file: FileEntry, into: Mapping[str, Any] | None = None) -> Any:
         path, expected = str(checkpoint.path / file.name), _expected(checkpoint, file)
@@ -144,14 +193,43 @@ class Restoring:
         except (Refused, Misfit) as error:
             # That is said of what was written only if this is what was written.
             verify_file(path, expected, stored=False)
-            if isinstance(error, Misfit) or not self._trusted or into:
+            if isinstance(error, Misfit) or not self._trusted:
                 raise
             return self._framework.read_trusting(path)
 
 
+def is_damaged_in_storage(path: Path, error: Damaged | OSError) -> bool:
+    """Whether what was wrong with a checkpoint is wrong where it is stored as well, past the page cache.
+
+    It is read once more for that: what belongs to the error, and its manifest. What is gone by now is not damaged.
+    """
+    name = os.path.basename(error.path if isinstance(error, Damaged) else error.filename or "")
+    try:
+        checkpoint = Checkpoint(path, _stored_manifest(path))
+        for file in checkpoint.manifest.files:
+            if file.name == name:
+                verify_file(str(path / name), _expected(checkpoint, file), stored=True)
+    except (Damaged, BadManifest):
+        return True
+    except OSError as again:
+        return not is_unread(again) and os.path.lexists(path)
+    return False
+
+
+def _stored_manifest(path: Path) -> Manifest:
+    """Raises BadManifest, Damaged or OSError."""
+    with closing(Reader(str(path / MANIFEST), stored=True)) as reader:
+        manifest = manifest_from_bytes(b"".join(map(bytes, reader.chunks(0, reader.size))))
+    if parse_folder(path.name) != (manifest.step, manifest.generation):
+        raise BadManifest(f"it is of step {manifest.step}, generation {manifest.generation}")
+    return manifest
+
+
 def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:
     """Load a file that somebody else has saved; its step, if it has one."""
-    return int(load_file(framework, training, path, trusted=trusted).get("step", 0))
+    step = load_file(framework, training, path, trusted=trusted).get("step")
+    # Weights may be called so as well.
+    return step if type(step) is int else 0
 
 
 def load_file(framework: Framework, training: Training, path: str, *, trusted: bool) -> Any:
@@ -210,6 +288,18 @@ def _unwrapped(weights: Mapping[str, Any]) -> Mapping[str, Any]:
     if weights and all(isinstance(name, str) and name.startswith("module.") for name in weights):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
+
+
+def _by_model(path: str, state: Any, models: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    """A file's state, by what the names of each model begin with. Raises UserError where it is of other models."""
+    found = {"": state}
+    if "" not in models and isinstance(state, Mapping):
+        found = {f"{name}/": each for name, each in state.items()}
+        _same_names(path, "model", found, models)
+    for each in found.values():
+        if not isinstance(each, Mapping):
+            raise UserError(f"{path} holds no dict of weights, but a value of the type {type(each).__name__}")
+    return found
 
 
 def _expected(checkpoint: Checkpoint, file: FileEntry) -> Expected:

@@ -1,9 +1,11 @@
 """The process that writes checkpoints: one per node, of low priority, without a framework. It outlives the workers.
 
 It takes orders from its channel, one after the other, and answers each. At the end of the channel it ends, when it has
-done what it had been asked for. All may be asked for again, by whoever does not know whether it was done.
+done what it had been asked for; buffers that it was told of at its start, and that nobody else has by then, it removes.
+All may be asked for again, by whoever does not know whether it was done.
 
-    {"save": PATH}      write what this buffer holds into its draft, and let the buffer be filled again
+    {"save": PATH}      write what this buffer holds into its draft, and let the buffer be filled again. With "part",
+                        which says what it holds, it may be asked for again when that has been done
     {"prepare": ...}    put a draft together that all have written to, and read it back; it is not a checkpoint yet
     {"publish": ...}    make a checkpoint of what was prepared, and delete what is not kept
     {"drop": ...}       delete a draft that nothing will come of
@@ -17,13 +19,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.order import Order, order_from_bytes
-from elastic_adapter.core.checkpoint.saving import prepare, write_part
+from elastic_adapter.core.checkpoint.saving import has_part, prepare, write_part
+from elastic_adapter.core.checkpoint.shared_folder import is_last
 from elastic_adapter.core.checkpoint.staging import StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.errors import ElasticError
@@ -39,13 +43,16 @@ _WHAT_TO_DO = {
 
 
 def main() -> None:
-    channel = int(sys.argv[1])
+    channel, inherited = int(sys.argv[1]), sys.argv[2:]
     _step_back()
     while (message := _next(channel)) is not None:
         answer = _answer(message)
         # Whoever asked may be gone: what else was asked for is done all the same.
         with contextlib.suppress(OSError):
             frames.write(channel, answer)
+    if inherited and is_last(int(inherited[0])):
+        for path in inherited[1:]:
+            _remove(path)
 
 
 def _next(channel: int) -> dict[str, Any] | None:
@@ -56,12 +63,18 @@ def _next(channel: int) -> dict[str, Any] | None:
         return None
 
 
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
 def _answer(message: dict[str, Any]) -> dict[str, object]:
     """What came of a request; a failure is an answer as well, in words."""
     known: dict[str, object] = {}
     try:
         if "save" in message:
-            return {"saved": save(Path(str(message["save"])), known)}
+            return {"saved": save(Path(str(message["save"])), known, message.get("part"))}
         if "prepare" in message:
             return {"prepared": put_together(**message["prepare"])}
         if "drop" in message:
@@ -71,7 +84,7 @@ def _answer(message: dict[str, Any]) -> dict[str, object]:
         return {"failed": words(error), "request": message, **known}
 
 
-def save(path: Path, known: dict[str, object] | None = None) -> dict[str, object]:
+def save(path: Path, known: dict[str, object] | None = None, part: dict[str, Any] | None = None) -> dict[str, object]:
     """Write what a worker left in this buffer. Raises ValueError where there is nothing whole in it.
 
     ``known`` is told what is being saved, for whoever has to tell that it failed.
@@ -80,6 +93,9 @@ def save(path: Path, known: dict[str, object] | None = None) -> dict[str, object
     known["path"] = str(path)
     buffer = StagingBuffer.open(path)
     try:
+        if part is not None and buffer.step != part["step"]:
+            # Whoever was asked first has let it go, and was killed before it could say so.
+            return {**known, **part, "draft": _written_before(**part)}
         held = buffer.take()
         if held is None:
             raise ValueError(f"{path} holds no state that is whole")
@@ -94,6 +110,13 @@ def save(path: Path, known: dict[str, object] | None = None) -> dict[str, object
     finally:
         buffer.close()
     return {**known, "draft": draft.path.name}
+
+
+def _written_before(root: str, step: int, generation: int, token: str, rank: int) -> str:
+    draft = Store(Path(root)).begun(step, generation, token)
+    if not has_part(draft, rank):
+        raise ValueError(f"the state of step {step} is not there any more")
+    return draft.path.name
 
 
 def _facts(order: Order) -> dict[str, object]:
@@ -123,7 +146,7 @@ def publish(
     # Not by us: then what is there stays as it is, and what we have is of no use.
     existed = draft.path.exists() and isinstance(store.look(draft.place.name), Checkpoint)
     place = draft.publish()
-    pruned = store.prune(keep_last, keep_every)
+    pruned = store.prune(place.name, keep_last, keep_every)
     store.sweep_overtaken(step, generation, token)
     return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned), "existed": existed}
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from elastic_adapter.core.checkpoint.files import Skeleton, Written
+from elastic_adapter.core.checkpoint.files import Damaged, Skeleton, Written
 from elastic_adapter.core.checkpoint.manifest import (
     FileEntry,
     Manifest,
@@ -20,7 +21,7 @@ from elastic_adapter.core.checkpoint.manifest import (
 )
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch
 from elastic_adapter.core.checkpoint.paddlefile import write_paddle
-from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, Store, look_at, merged, write_whole
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Draft, Store, look_at, merged, write_whole
 from elastic_adapter.core.checkpoint.torchfile import write_torch
 from elastic_adapter.core.errors import ElasticError
 
@@ -30,7 +31,11 @@ _MOST_NAMED = 8
 
 
 class Unverified(ElasticError):
-    """What was written is not what was read back. It is not a checkpoint, and is kept for people to look at."""
+    """What was written is not what was read back. It never was a checkpoint, and is deleted."""
+
+
+class Taken(ElasticError):
+    """Another checkpoint has the name that this one was to have. That one stays, and this one is deleted."""
 
 
 class Incomplete(ElasticError):
@@ -70,11 +75,14 @@ def _write_part(draft: Draft, order: Order, data: memoryview) -> Draft:
 def prepare(draft: Draft, world_size: int, *, verify: str = "off", md5: bool = False) -> str:
     """Put together what all ranks have written, and read it back. The name that it will have as a checkpoint.
 
-    May be repeated, also when it has been published meanwhile. Raises Incomplete or Unverified.
+    May be repeated, also when it has been published meanwhile. Raises Incomplete, Unverified or Taken, and OSError.
     """
     name = draft.place.name
-    if not draft.path.exists() and isinstance(look_at(draft.place), Checkpoint):
-        return name
+    if isinstance(look_at(draft.place), Checkpoint):
+        if not draft.path.exists():
+            return name
+        draft.discard()
+        raise Taken(taken(draft.place))
     found = look_at(draft.path, name)
     if not isinstance(found, Checkpoint):
         if absent := missing(draft, world_size):
@@ -83,12 +91,24 @@ def prepare(draft: Draft, world_size: int, *, verify: str = "off", md5: bool = F
         draft.prepare(merged(manifest_from_bytes((draft.path / each).read_bytes()) for each in names), md5=md5)
         found = look_at(draft.path, name)
     _remove(draft, [_part(rank) for rank in range(world_size)])
-    store = Store(draft.root)
-    why = store.trouble(found, how=verify, stored=True) if isinstance(found, Checkpoint) else found.why
-    if why:
-        broken = store.quarantine(draft.path, name)
-        raise Unverified(f"{why}; what was written is not what was read back, and is kept as {broken}")
+    try:
+        read_back(found, verify)
+    except Damaged as error:
+        # Not kept: on a device that does this, one whole state would be left behind by each save.
+        draft.discard()
+        raise Unverified(f"{error}; what was written is not what was read back from the storage") from error
     return name
+
+
+def read_back(found: Checkpoint | Broken, verify: str) -> None:
+    """Look at what was just written, from the storage itself. Raises Damaged, or OSError where it can't be read."""
+    if isinstance(found, Broken):
+        raise Damaged(str(found.path), found.why)
+    Store(found.path.parent).check(found, how=verify, stored=True)
+
+
+def taken(place: Path) -> str:
+    return f"{place} was there before, and stays as it is: restore() it, or name another folder"
 
 
 def finish(draft: Draft, world_size: int, *, md5: bool = False) -> Path:
@@ -99,7 +119,11 @@ def finish(draft: Draft, world_size: int, *, md5: bool = False) -> Path:
 
 def missing(draft: Draft, world_size: int) -> tuple[int, ...]:
     """The ranks that have not written their part."""
-    return tuple(rank for rank in range(world_size) if not (draft.path / _part(rank)).exists())
+    return tuple(rank for rank in range(world_size) if not has_part(draft, rank))
+
+
+def has_part(draft: Draft, rank: int) -> bool:
+    return (draft.path / _part(rank)).exists()
 
 
 def _asking(draft: Draft, absent: tuple[int, ...], world_size: int) -> str:
@@ -133,10 +157,22 @@ def _write(draft: Draft, order: Order, file: FileOrder, data: memoryview) -> Fil
 def entry_of(name: str, written: Written) -> FileEntry:
     """What the manifest says of a file."""
     tensors = tuple(
-        TensorEntry(each.name, each.shape, each.dtype, each.nbytes, each.offset, each.hash or "")
-        for each in written.regions
+        TensorEntry(called, each.shape, each.dtype, each.nbytes, each.offset, each.hash or "")
+        for called, each in zip(numbered(each.name for each in written.regions), written.regions, strict=True)
     )
     return FileEntry(name, written.size, written.hash, tensors)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Each name once. Ways through a state can have the same one: {"a/b": x, "a": {"b": y}}, or {0: x, "0": y}."""
+    taken: dict[str, None] = {}
+    for name in names:
+        found, number = name, 1
+        while found in taken:
+            number += 1
+            found = f"{name}@@{number}"
+        taken[found] = None
+    return list(taken)
 
 
 def _of(data: memoryview, stretch: Stretch) -> memoryview:

@@ -18,14 +18,16 @@ from elastic_adapter.core.checkpoint.manifest import (
     BadManifest,
     FileEntry,
     Manifest,
+    is_temporary,
     manifest_from_bytes,
     temporary_name,
 )
 from elastic_adapter.core.checkpoint.paddlefile import write_paddle
 from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, values_of
-from elastic_adapter.core.checkpoint.saving import entry_of
-from elastic_adapter.core.checkpoint.store import Checkpoint, Draft, sync_folder
+from elastic_adapter.core.checkpoint.saving import entry_of, read_back
+from elastic_adapter.core.checkpoint.store import VERIFY, Checkpoint, Draft, sync_folder
 from elastic_adapter.core.checkpoint.torchfile import write_torch
+from elastic_adapter.core.checkpoint.writers import is_in_use, own_token
 from elastic_adapter.core.errors import UserError
 
 _WRITERS: dict[str, Callable[..., Any]] = {"torch": write_torch, "paddle": write_paddle}
@@ -38,18 +40,24 @@ def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) ->
     return Training(model, optimizer, scheduler, extra=extra)
 
 
-def save(framework: Framework, path: str | os.PathLike[str], training: Training, step: int) -> str | None:
+def save(
+    framework: Framework, path: str | os.PathLike[str], training: Training, step: int, *, verify: str = "sample"
+) -> str | None:
     """Write all of it to this folder, and return when it is on disk: its path. Ranks but 0 write nothing: None.
 
-    An older one of the same name is there until the new one is whole. Raises OSError, or Refused for what could not be
-    loaded again.
+    An older one of the same name is there until the new one is whole, and was read back. Raises OSError, Damaged,
+    UserError, or Refused for what could not be loaded again.
     """
+    if verify not in VERIFY:
+        raise UserError(f"verify must be one of {', '.join(map(repr, VERIFY))}, got {verify!r}")
     place = framework.group.place()
     if place is not None and place[0]:
         return None
-    folder = Path(os.path.abspath(path))
+    folder = Path(os.path.realpath(path))
+    _may_replace(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Draft(folder.parent, step, 0, folder.parent / temporary_name(folder.name, secrets.token_hex(4)))
+    _sweep(folder)
+    draft = _draft(folder, step)
     draft.path.mkdir()
     try:
         files = tuple(_write(framework, draft, *each) for each in states(framework, training, 0).items())
@@ -58,6 +66,7 @@ def save(framework: Framework, path: str | os.PathLike[str], training: Training,
             None, None, framework.name, framework.versions(), step, 0, world_size, _ALGORITHM, files, time.time()
         )
         draft.prepare(manifest)
+        read_back(Checkpoint(draft.path, manifest), verify)
         _replace(draft.path, folder)
     except BaseException:
         draft.discard()
@@ -85,6 +94,26 @@ def load(
     return {**facts, **(training.extra or {}), "step": checkpoint.manifest.step}
 
 
+def _may_replace(folder: Path) -> None:
+    """What is there goes when the new one is whole: nothing but a checkpoint, or a file that was saved before."""
+    if folder.is_dir() and not (folder / MANIFEST).exists() and os.listdir(folder):
+        raise UserError(f"{folder} is a folder with other things in it, which a save would replace: name another one")
+
+
+def _draft(folder: Path, step: int) -> Draft:
+    name = temporary_name(f"{folder.name}.{secrets.token_hex(4)}", own_token())
+    return Draft(folder.parent, step, 0, folder.parent / name)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove drafts of this very folder that nobody finishes any more."""
+    for name in os.listdir(folder.parent):
+        path = folder.parent / name
+        ours = is_temporary(name) and name.startswith(f".{folder.name}.") and path != _old(folder)
+        if ours and not is_in_use(path, 0, own_token()):
+            Draft(folder.parent, 0, 0, path).discard()
+
+
 def _write(framework: Framework, draft: Draft, name: str, state: Any) -> FileEntry:
     skeleton, pieces = framework.skeleton(state)
     views, owners = framework.views(pieces)
@@ -98,6 +127,7 @@ def _replace(made: Path, place: Path) -> None:
     """Put a folder in the place of another one, in one step where the file system can."""
     if not place.exists():
         os.rename(made, place)
+        Draft(made.parent, 0, 0, _old(place)).discard()
     elif _exchanged(made, place):
         Draft(made.parent, 0, 0, made).discard()
     else:

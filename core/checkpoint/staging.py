@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_adapter.core.errors import ElasticError
+from elastic_adapter.core.oom import memory_left
 
 EMPTY, FILLING, FULL, SAVING = range(4)
 _PAGE = mmap.PAGESIZE
@@ -53,10 +54,11 @@ class Held:
 class StagingBuffer:
     """One copy of one worker's state."""
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+    def __init__(self, path: Path, memory: mmap.mmap, file: os.stat_result) -> None:
         self.path = path
         self._memory = memory
         self._view = memoryview(memory)
+        self._file = file
 
     @classmethod
     def create(cls, path: Path, nbytes: int, *, in_memory: bool = True) -> StagingBuffer:
@@ -72,16 +74,16 @@ class StagingBuffer:
             # Reserved, not only promised: a page that can't be had later would be the end of whoever touches it.
             for at in range(0, size, _PIECE):
                 os.posix_fallocate(fd, at, min(_PIECE, size - at))
-            memory = mmap.mmap(fd, size)
+            memory, facts = mmap.mmap(fd, size), os.fstat(fd)
             _touch(memory)
         except OSError as error:
-            path.unlink()
+            path.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise NoRoom(f"{path.parent} has no room for {size >> 20} MiB after all: {error.strerror}") from error
             raise
         finally:
             os.close(fd)
-        made = cls(path, memory)
+        made = cls(path, memory, facts)
         made._view[: _HEAD.size] = _HEAD.pack(_MAGIC, EMPTY)
         return made
 
@@ -89,8 +91,8 @@ class StagingBuffer:
     def open(cls, path: Path) -> StagingBuffer:
         """One that a worker made. Raises OSError, or ValueError where it is none."""
         with open(path, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
-        found = cls(path, memory)
+            memory, facts = mmap.mmap(file.fileno(), 0), os.fstat(file.fileno())
+        found = cls(path, memory, facts)
         if len(memory) < 2 * _PAGE or _HEAD.unpack_from(memory)[0] != _MAGIC:
             found.close()
             raise ValueError(f"{path} is no buffer of a checkpoint")
@@ -100,6 +102,14 @@ class StagingBuffer:
     def capacity(self) -> int:
         """How many bytes of order and data it takes."""
         return len(self._memory) - 2 * _PAGE
+
+    @property
+    def in_place(self) -> bool:
+        """Whether others find it by its path: who tidies up the memory of a user that has logged out may remove it."""
+        try:
+            return os.path.samestat(os.stat(self.path), self._file)
+        except FileNotFoundError:
+            return False
 
     @property
     def mark(self) -> int:
@@ -157,6 +167,26 @@ class StagingBuffer:
         self._view[_MARK] = mark.to_bytes(8, sys.byteorder)
 
 
+def holds(path: Path, step: int) -> bool:
+    """Whether there is a buffer that still holds this step: what was written may have been followed by a later one."""
+    try:
+        buffer = StagingBuffer.open(path)
+    except (OSError, ValueError):
+        return False
+    held = buffer.step == step
+    buffer.close()
+    return held
+
+
+def give_up(path: Path, step: int) -> None:
+    """Nobody is going to write this step: let its buffer be filled again, if it still holds it."""
+    if holds(path, step):
+        with contextlib.suppress(OSError, ValueError):
+            buffer = StagingBuffer.open(path)
+            buffer.release()
+            buffer.close()
+
+
 def _touch(memory: mmap.mmap) -> None:
     """Have all pages there. Not by MAP_POPULATE: Python's mmap keeps all other threads waiting for it."""
     size = len(memory)
@@ -178,13 +208,16 @@ def _touch(memory: mmap.mmap) -> None:
 
 
 def _room(folder: Path, *, in_memory: bool) -> int:
-    """How much may be taken: what the file system has, and what the machine can do without, less a tenth.
+    """How much may be taken: what the file system has, and what machine and container can do without, less a tenth.
 
     A file system in memory may promise more than there is. Whoever takes that is killed, or others are.
     """
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
-    for line in Path("/proc/meminfo").read_text().splitlines() if in_memory else ():
-        if line.startswith("MemAvailable:"):
-            free = min(free, int(line.split()[1]) * 1024 * 9 // 10)
-    return free
+    if not in_memory:
+        return free
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    if (left := memory_left()) is not None:
+        limits.append(left)
+    return min([free, *(limit * 9 // 10 for limit in limits)])

@@ -38,6 +38,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     quarantine_name,
     temporary_name,
 )
+from elastic_adapter.core.checkpoint.writers import PRUNED, SWEPT
 
 # Of the tensors of each file, so many are read back in a sample.
 _SHARE = 0.05
@@ -200,14 +201,14 @@ class Store:
             _remove(self.root / name)
         return stale
 
-    def prune(self, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
-        """Delete what need not be kept. Each is put out of sight first, so that none is ever half deleted."""
+    def prune(self, saved: str, keep_last: int | None, keep_every: int | None) -> tuple[str, ...]:
+        """Delete what need not be kept beside this one. Each is put out of sight first: none is ever half deleted."""
         if keep_last is None:
             return ()
         complete = [each.name for each in self.newest_first() if isinstance(each, Checkpoint)]
-        gone = obsolete(complete, keep_last, keep_every)
+        gone = obsolete(complete, saved, keep_last, keep_every)
         for name in gone:
-            _remove_folder(self.root / name, self.root / temporary_name(name, "pruned"))
+            _remove_folder(self.root / name, self.root / temporary_name(name, PRUNED))
         return gone
 
     def _names(self) -> list[str]:
@@ -272,7 +273,7 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
         return
-    _remove_folder(path, path.with_name(temporary_name(path.name.lstrip("."), "swept")))
+    _remove_folder(path, path.with_name(temporary_name(path.name.lstrip("."), SWEPT)))
 
 
 def _remove_folder(path: Path, hidden: Path) -> None:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from elastic_adapter.core.checkpoint.files import Damaged, Expected, Hole, Misfit, Refused, Skeleton, memory
-from elastic_adapter.core.checkpoint.pickles import Constant, check_import
+from elastic_adapter.core.checkpoint.pickles import Constant, check_import, made_from
 from elastic_adapter.core.checkpoint.torchfile import NAMES, TensorRef, TorchFile, read_torch
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
-from elastic_adapter.core.checkpoint.trees import culprit, leaves, replace
+from elastic_adapter.core.checkpoint.trees import leaves, replace
 
 # Every part begins at a multiple of the largest element's size, so that offsets stay whole numbers of elements.
 _CUT = 16
@@ -34,13 +34,10 @@ def skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
     """The skeleton of a file of this state, and what belongs into its holes: one-dimensional uint8 tensors.
 
     These are the memory of the state itself, on whatever device it is: nothing is copied here. Refused, if the state
-    holds what torch.load(weights_only=True) would not load; what is not seen here, write_torch refuses.
+    holds what torch.load(weights_only=True) would not load, or what can't be pickled; what is not seen here,
+    write_torch refuses.
     """
-    try:
-        return _skeleton(torch, state)
-    except Refused as refused:
-        where = culprit(state, lambda child: _skeleton(torch, child))
-        raise Refused(where, refused.wanted) from None
+    return made_from(state, lambda each: _skeleton(torch, each))
 
 
 def _skeleton(torch: Any, state: object) -> tuple[Skeleton, list[Any]]:
@@ -185,6 +182,9 @@ class _Loading:
     def run(self, expected: Expected | None) -> Any:
         refs = [(name, ref) for name, ref in leaves(self._file.path, self._file.state) if isinstance(ref, TensorRef)]
         mixed = _mixed(ref for _, ref in refs)
+        names = Counter(name for name, _ in refs)
+        # A name that two tensors have does not say which one is meant.
+        self._into = {name: each for name, each in self._into.items() if names[name] == 1}
         for name, ref in refs:
             tensor = self._into.get(name)
             if tensor is not None:

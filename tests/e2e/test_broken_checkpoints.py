@@ -51,7 +51,14 @@ def flip(path, at=-200):
 
 
 def saver(launched):
-    return next(pid for pid, command in launched.family().items() if "checkpoint.saver" in command)
+    """Its pid. It is started beside the first step."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for pid, command in launched.family().items():
+            if "checkpoint.saver" in command:
+                return pid
+        time.sleep(0.01)
+    return pytest.fail(f"there is no saver:\n{launched.text}")
 
 
 def test_the_newest_is_broken(train, training):
@@ -143,6 +150,29 @@ def until_done(training, steps):
             return
         time.sleep(0.01)
     pytest.fail(f"step {steps - 1} was not done")
+
+
+def test_the_launcher_is_killed_in_the_middle_of_a_save(train, training):
+    """What it left half done is swept by the next start, at once."""
+    launched = train(training, 10**6, step_s=0.0, every=1)
+    launched.seen("checkpoint of step 10 is committed")
+    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    while not (left := drafts(training.root)):
+        # It was between two saves.
+        os.kill(stopped, signal.SIGCONT)
+        time.sleep(0.01)
+        os.kill(stopped, signal.SIGSTOP)
+    launched.signal(signal.SIGKILL)
+    launched.finish()
+    launched.gone()
+    assert drafts(training.root) == left
+    again = train(training, training.committed()[0] + 1, every=10**6)
+    assert again.finish() == 0, again.text
+    assert drafts(training.root) == []
+
+
+def drafts(root):
+    return [name for name in os.listdir(root) if name.startswith(".")]
 
 
 def test_the_saver_is_killed(train, training):

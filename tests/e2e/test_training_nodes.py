@@ -64,7 +64,7 @@ def ranks(job, generation):
 
 def test_nodes_go_one_after_the_other(fleet):
     """kill -9 of a node that does not lead, then of the one that does: 3, 2, 1, without any restart allowed."""
-    job = fleet("1:3", "--quiet-time", "1")
+    job = fleet("1:3", "--quiet-time", "10")
     job.start_in_order("a", "b", "c")
     assert job.trains("a", "b", "c", within_s=WITHIN_S) == 1
     at = job.kill("c")

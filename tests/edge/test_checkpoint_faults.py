@@ -524,7 +524,7 @@ def test_what_was_left_half_deleted(root):
     half = root / temporary_name(folder_name(10, 1), "pruned")
     half.mkdir()
     (half / "model").write_text("half")
-    assert Store(root).prune(1, None) == (folder_name(10, 1),)
+    assert Store(root).prune(folder_name(20, 1), 1, None) == (folder_name(10, 1),)
     assert os.listdir(root) == [folder_name(20, 1)]
 
 

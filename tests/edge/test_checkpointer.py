@@ -6,18 +6,25 @@ import json
 import logging
 import os
 import pickle
+import pkgutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from elastic_adapter.adapters.paddlepaddle.checkpoint import Paddle
+from elastic_adapter.core.checkpoint import single
 from elastic_adapter.core.checkpoint.checkpointer import NotSaved
 from elastic_adapter.core.checkpoint.files import Damaged, Misfit, Refused
+from elastic_adapter.core.checkpoint.hashing import digest
 from elastic_adapter.core.checkpoint.link import Asked, NotRestored
-from elastic_adapter.core.checkpoint.manifest import folder_name
+from elastic_adapter.core.checkpoint.manifest import folder_name, manifest_to_bytes
 from elastic_adapter.core.checkpoint.own_link import OwnLink
 from elastic_adapter.core.checkpoint.saver import put_together, save
 from elastic_adapter.core.checkpoint.staging import FULL, StagingBuffer
@@ -27,6 +34,7 @@ from helpers.etcd_servers import free_ports
 from helpers.links import PlayedLink
 from helpers.trainings import TRAININGS
 
+FAULTS = int(os.environ.get("FAULTS", "100"))
 # paddle tells this with every step.
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track global mean")
 
@@ -149,6 +157,50 @@ def test_it_goes_on_bit_by_bit(make, kind, root):
     assert again.values() == whole.values()
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_epochs(make, kind, own):
+    """The sampler's goes on with it, however often all begins anew; one that the user has set stays as it is."""
+    start = 0
+    for epoch in (0, 1, 2):
+        training = kind(size=8)
+        with make(training) as checkpointer:
+            assert checkpointer.restore() == start
+            assert checkpointer.epoch == (7 + epoch if own and epoch else epoch)
+            if own:
+                checkpointer.epoch = 8 + epoch
+            train(training, checkpointer, start + 2, start)
+            assert training.sampler.epoch == epoch + 1
+            assert checkpointer.epoch == (8 + epoch if own else epoch + 1)
+            start += 2
+            checkpointer.save(wait=True)
+
+
+def test_going_back(make, kind, root, tmp_path):
+    """In the middle of a training that went wrong: each time it is loaded, by whoever names it."""
+    reference = saved(make, kind, 2).values()
+    place = root / folder_name(2, 0)
+    for link, path in ((None, None), (PlayedLink(tmp_path / "memory", resume=place.name), None), (None, place)):
+        again = kind()
+        checkpointer = make(again, link=link)
+        for _ in range(2):
+            assert checkpointer.restore(path) == 2
+            assert again.values() == reference
+            train(again, checkpointer, 4, 2)
+            assert again.values() != reference
+
+
+def test_what_was_saved_before_going_back(make, kind, root):
+    """It is not what the same steps give now: that is told, and not taken for saved."""
+    training = saved(make, kind, 1)
+    with make(training) as checkpointer:
+        train(training, checkpointer, 2)
+        checkpointer.save(wait=True)
+        assert checkpointer.restore(root / folder_name(1, 0)) == 1
+        train(training, checkpointer, 2, 1)
+        with pytest.raises(NotSaved, match=f"{folder_name(2, 0)} was there before"):
+            checkpointer.save(wait=True)
+
+
 def test_a_wrapped_model(make, kind, root):
     """What is saved and restored is the model itself: its names begin with no module."""
     training = kind()
@@ -201,6 +253,74 @@ def test_several_models_and_optimizers(make, kind):
     assert given["extra"]["weights"].tolist() == [1, 1, 1]
 
 
+def test_an_optimizer_without_its_model(make, kind, root):
+    """The model is somebody else's to keep: what is saved is restored, and nothing is missing in it."""
+    training = kind.afresh()
+    training.turn()
+    with make(training, model=None) as checkpointer:
+        checkpointer.save(0, wait=True)
+    again = kind.afresh()
+    with make(again, model=None) as checkpointer:
+        assert checkpointer.restore() == 1
+    found = {name: each for name, each in again.values().items() if name.startswith("optimizer")}
+    assert found == {name: each for name, each in training.values().items() if name.startswith("optimizer")}
+    assert names(root) == [folder_name(1, 0)]
+
+
+class TestParametersOutsideOfTheModel:
+    """An optimizer may have such; with paddle, those of the model have other names in each program."""
+
+    def with_another(self, kind, name=None):
+        training = kind()
+        if kind.name == "torch":
+            outside = training.framework.nn.Parameter(training.framework.ones([3]))
+            training.optimizer.add_param_group({"params": [outside]})
+        else:
+            paddle = training.framework
+            with paddle.utils.unique_name.guard():
+                outside = paddle.create_parameter([3], "float32", attr=paddle.ParamAttr(name=name))
+            parameters = [*training.model.parameters(), outside]
+            training.optimizer = paddle.optimizer.Adam(training.scheduler, parameters=parameters)
+        (outside * 2).sum().backward()
+        return training, outside
+
+    def moments(self, training, outside):
+        state = training.optimizer.state_dict()
+        if training.name == "torch":
+            return list(state["state"].values())[-1]["exp_avg"].tolist()
+        return next(each.tolist() for name, each in state.items() if name.startswith(f"{outside.name}_moment1"))
+
+    def test_they_are_restored(self, make, kind, told):
+        training, outside = self.with_another(kind, "mine")
+        with make(training) as checkpointer:
+            training.optimizer.step()
+            checkpointer.save(0, wait=True)
+        again, other = self.with_another(kind, "mine")
+        with make(again) as checkpointer:
+            assert checkpointer.restore() == 1
+        assert self.moments(again, other) == self.moments(training, outside)
+        assert lines(told) == []
+
+    def test_one_that_has_another_name_now(self, make, told):
+        """What can't be known is told, and what is known is restored."""
+        training, _ = self.with_another(TRAININGS["paddle"], "mine")
+        with make(training) as checkpointer:
+            training.optimizer.step()
+            checkpointer.save(0, wait=True)
+        again, _ = self.with_another(TRAININGS["paddle"], "yours")
+        with make(again) as checkpointer:
+            assert checkpointer.restore() == 1
+        assert "the optimizer has no parameter of mine_moment1_" in lines(told)[0]
+
+    def test_one_that_is_called_like_another_one_now(self):
+        """Nothing is restored into the wrong one."""
+        paddle = TRAININGS["paddle"]().framework
+        optimizer = paddle.optimizer.Adam(parameters=paddle.nn.Linear(2, 2).parameters())
+        state = {"a.w_0_moment1_0": paddle.ones([2]), "b.w_0_moment1_0": paddle.zeros([2])}
+        with pytest.raises(UserError, match=r"two parameters are called b\.w_0_moment1_0 now"):
+            Paddle().set_optimizer(optimizer, state, {"a.w_0": "b.w_0"})
+
+
 def test_an_extra_of_its_own(make, kind):
     """Anything with state_dict and load_state_dict."""
     training, other = kind(), kind()
@@ -247,6 +367,43 @@ def test_a_broken_one(make, kind, root, told, how):
     assert "\n" not in line
     assert f"kept as {folder_name(4, 0)}.broken" in line
     assert names(root) == [folder_name(2, 0), folder_name(4, 0), f"{folder_name(4, 0)}.broken"]
+
+
+@pytest.mark.parametrize(
+    ("which", "left_out"),
+    [
+        (0, {"model": None, "optimizer": None}),
+        (1, {"optimizer": None}),
+        (2, {"scheduler": None}),
+        (3, {"rng": False}),
+    ],
+)
+def test_a_broken_one_in_what_is_not_read(make, kind, root, which, left_out):
+    """All of it is verified, also what this training has no use for: others may have."""
+    training = saved(make, kind, 1, 2)
+    flip(root / folder_name(2, 0) / training.files[which])
+    assert make(kind(), **left_out).restore() == 1
+    assert names(root) == [folder_name(1, 0), f"{folder_name(2, 0)}.broken"]
+
+
+@pytest.mark.parametrize("left_out", [{}, {"optimizer": None, "rng": False}, {"model": None, "optimizer": None}])
+def test_each_file_is_verified_once(make, kind, root, monkeypatch, left_out):
+    """By reading it, or because it is not read."""
+    training, verified = saved(make, kind, 1), []
+    restoring = "elastic_adapter.core.checkpoint.restoring"
+    adapter = "pytorch.checkpoint.torchstate.load_torch"
+    if kind.name == "paddle":
+        adapter = "paddlepaddle.checkpoint.paddlestate.load_paddle"
+    for place, at in ((f"elastic_adapter.adapters.{adapter}", 1), (f"{restoring}.verify_file", 0)):
+        whole = pkgutil.resolve_name(place)
+
+        def noted(*args, whole=whole, at=at, **options):
+            verified.append(Path(args[at]).name)
+            return whole(*args, **options)
+
+        monkeypatch.setattr(place, noted)
+    assert make(kind(), **left_out).restore() == 1
+    assert sorted(verified) == sorted(training.files)
 
 
 def test_none_is_whole(make, kind, root, told):
@@ -325,6 +482,189 @@ def test_without_the_optimizer(make, kind, told):
     assert "holds no state of the optimizer (save_optimizer=False): it begins anew" in lines(told)[-1]
 
 
+OVERRIDES = {"torch": ("load_state_dict", "_load_from_state_dict"), "paddle": ("set_state_dict",)}
+
+
+def told_of_loads(model, method):
+    """The model, of a class that notes each call of a method, and has it done."""
+    calls = []
+
+    def noting(self, *args, **options):
+        calls.append(method)
+        return getattr(kind, method)(self, *args, **options)
+
+    kind = type(model)
+    model.__class__ = type("Told", (kind,), {method: noting})
+    return calls
+
+
+class TestModelsThatLoadThemselves:
+    """They are asked to, and nothing is put into them behind their backs."""
+
+    def test_they_are_told(self, make, kind):
+        training = saved(make, kind, 2)
+        for method in OVERRIDES[kind.name]:
+            again = kind()
+            calls = told_of_loads(again.model, method)
+            assert make(again).restore() == 2
+            assert calls == [method]
+            assert again.values() == training.values()
+
+    def test_a_layer_within(self, make, kind):
+        """With torch each layer loads its own part; with paddle the whole model does."""
+        training, again = saved(make, kind, 2), kind()
+        layer = next(iter(again.model.children()))
+        calls = told_of_loads(layer, OVERRIDES[kind.name][-1])
+        assert make(again).restore() == 2
+        assert calls == (["_load_from_state_dict"] if kind.name == "torch" else [])
+        assert again.values() == training.values()
+
+    def test_beside_others(self, make, kind):
+        """Whatever the others lack is noticed all the same."""
+
+        def things(first, second):
+            return {"model": {"one": first, "two": second}, "optimizer": None, "scheduler": None}
+
+        training, other = kind(), kind()
+        with make(training, **things(training.model, other.model)) as checkpointer:
+            checkpointer.save(0, wait=True)
+        again, right, wrong = kind(), kind(), kind()
+        told_of_loads(again.model, OVERRIDES[kind.name][0])
+        with pytest.raises(
+            UserError, match=r"it has no tensor 'two/4\.\w+'.*; the training has no tensor 'two/3\.\w+'"
+        ):
+            make(kind(), **things(again.model, renumbered(wrong))).restore()
+        assert make(kind(), **things(again.model, right.model)).restore() == 1
+        model = {name: each for name, each in training.values().items() if name.startswith("model")}
+        assert again.values() == right.values() == model
+
+    def test_tensors_in_a_state_of_its_own(self, make):
+        """A layer of torch may keep what is no tensor, with tensors in it."""
+        training, again = (TRAININGS["torch"]() for _ in range(2))
+        found = {}
+        methods = {"get_extra_state": lambda _: {"seen": training.framework.ones([3])}}
+        methods["set_extra_state"] = lambda _, state: found.update(state)
+        for each in (training, again):
+            each.model.__class__ = type("Extra", (type(each.model),), methods)
+        with make(training) as checkpointer:
+            checkpointer.save(0, wait=True)
+        assert make(again).restore() == 1
+        assert found["seen"].tolist() == [1, 1, 1]
+
+
+class TestNamesThatMeet:
+    """Ways through a state that are written alike, and lead to different tensors."""
+
+    def test_in_what_is_the_user_s(self, make, kind, root):
+        framework = kind().framework
+        tensors = [framework.full([2], at) for at in range(5)]
+        first, second, third, fourth, last = tensors
+        extra = {"a/b": first, "a": {"b": second}, 0: third, "0": fourth, "0@@2": last}
+        with make(kind(), extra=extra) as checkpointer:
+            checkpointer.save(0, wait=True)
+        found = {}
+        assert make(kind(), extra=found).restore() == 1
+        loaded = [found["a/b"], found["a"]["b"], found[0], found["0"], found["0@@2"]]
+        assert [each.tolist() for each in loaded] == [each.tolist() for each in tensors]
+        assert Store(root).trouble(Store(root).look(folder_name(1, 0))) == ""
+
+    @pytest.mark.parametrize("sizes", [(3, 3), (3, 5)])
+    def test_in_two_models(self, make, kind, sizes):
+        """None is filled with what is the other's."""
+
+        def models(training):
+            nn, made = training.framework.nn, []
+            for name, size in zip(("b/x", "x"), sizes, strict=True):
+                model = nn.Sequential()
+                (model.add_module if kind.name == "torch" else model.add_sublayer)(name, nn.Linear(size, 2))
+                made.append(model)
+            return {"a": made[0], "a/b": made[1], "c": training.model}
+
+        def values(models):
+            return [[each.tolist() for each in model.state_dict().values()] for model in models.values()]
+
+        training, again = kind(), kind()
+        then, now = models(training), models(again)
+        with make(training, model=then) as checkpointer:
+            training.turn()
+            checkpointer.save(0, wait=True)
+        assert values(now) != values(then)
+        assert make(again, model=now).restore() == 1
+        assert values(now) == values(then)
+
+
+class Made:
+    """Is pickled as a call of something."""
+
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+class TestRefusedCheckpoints:
+    """One with a file that asks for more than plain values, and is what its manifest says."""
+
+    @pytest.fixture
+    def training(self, make, kind, root):
+        """Its newest checkpoint has weights that only the framework's own loader makes."""
+        training = saved(make, kind.afresh, 1, 2)
+        path = root / folder_name(2, 0) / training.files[0]
+        if kind.name == "torch":
+            state = dict(training.model.state_dict())
+            state["3.bias"] = Made(training.framework.tensor, state["3.bias"].tolist())
+            training.framework.save(state, str(path))
+        else:
+            state = {name: each.numpy() for name, each in training.model.state_dict().items()}
+            state["3.bias"] = Made(np.array, state["3.bias"].tolist(), "float32")
+            path.write_bytes(pickle.dumps(state, protocol=4))
+        self.seal(path)
+        return training
+
+    def seal(self, path):
+        """What the manifest says of a file becomes true."""
+        found = Store(path.parent.parent).look(path.parent.name)
+        data, files = path.read_bytes(), []
+        for file in found.manifest.files:
+            if file.name == path.name:
+                tensors = tuple(replace(each, offset=0, nbytes=0) for each in file.tensors)
+                files.append(replace(file, size=len(data), hash=digest("xxh3_128", data), tensors=tensors))
+            else:
+                files.append(file)
+        (path.parent / "manifest.json").write_bytes(manifest_to_bytes(replace(found.manifest, files=tuple(files))))
+
+    def test_it_is_named(self, make, kind, root, training):
+        """It is not damaged, so it stays where it is; and nothing older is taken without a word."""
+        path = root / folder_name(2, 0) / training.files[0]
+        with pytest.raises(Refused, match=rf"^{path} was refused: it asks for \S+, which a plain state"):
+            make(kind()).restore()
+        assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
+
+    def test_it_is_trusted(self, make, kind, training):
+        """All of it is loaded by the framework, and then put into the model."""
+        again = kind.afresh()
+        assert make(again, trusted=True).restore() == 2
+        assert again.values() == training.values()
+
+    def test_a_broken_one_is_not_trusted(self, make, kind, root, training):
+        """Whatever it is: its bytes have to be those that were written."""
+        flip(root / folder_name(2, 0) / training.files[0])
+        assert make(kind(), trusted=True).restore() == 1
+        assert names(root) == [folder_name(1, 0), f"{folder_name(2, 0)}.broken"]
+
+    def test_what_holds_no_weights(self, make, kind, root, training):
+        """A file of something else is told as such."""
+        path = root / folder_name(2, 0) / training.files[0]
+        if kind.name == "torch":
+            training.framework.save(Made(list, (1, 2)), str(path))
+        else:
+            path.write_bytes(pickle.dumps(Made(list, (1, 2)), protocol=4))
+        self.seal(path)
+        with pytest.raises(UserError, match=f"{path} holds no dict of weights, but a value of the type list"):
+            make(kind(), trusted=True).restore()
+
+
 class TestForeignFiles:
     """Saved by others, with the framework's own save."""
 
@@ -351,6 +691,17 @@ class TestForeignFiles:
         assert make(again).restore(tmp_path / "all") == 2
         assert again.values() == training.values()
         assert again.scheduler.last_epoch == 2
+
+    @pytest.mark.parametrize("step", [None, True, "7", 2.5, "a tensor"])
+    def test_a_step_that_is_none(self, make, kind, tmp_path, step):
+        """What is called so may be anything, also a parameter: all else is loaded."""
+        training, again = kind(), kind()
+        training.turn()
+        if step == "a tensor":
+            step = training.framework.ones([2])
+        training.save({"model": training.model.state_dict(), "step": step}, tmp_path / "all")
+        assert make(again).restore(tmp_path / "all") == 0
+        assert again.values() == {name: each for name, each in training.values().items() if name.startswith("model")}
 
     def test_names_of_a_wrapper(self, make, kind, tmp_path):
         training, again = kind(), kind()
@@ -482,6 +833,40 @@ def test_a_folder_that_is_read_only(make, kind, mounted, told):
     assert "Read-only file system (it is mounted to be read only); the last good checkpoint is untouched" in line
 
 
+@pytest.fixture
+def locked():
+    """Folders in which not even root may make anything."""
+    places = []
+
+    def lock(place):
+        if subprocess.run(["chattr", "+i", str(place)], check=False).returncode:
+            pytest.skip("folders can't be locked here")
+        places.append(place)
+
+    yield lock
+    for place in places:
+        subprocess.run(["chattr", "-i", str(place)], check=True)
+
+
+def test_a_folder_that_is_not_ours(make, kind, root, locked, told):
+    """Permission denied: one line for each save, what was saved is untouched, and when it is granted, saving goes on."""
+    saved(make, kind, 1)
+    locked(root)
+    training = kind()
+    with make(training, every_steps=2) as checkpointer:
+        assert checkpointer.restore() == 1
+        train(training, checkpointer, 3, 1)
+        assert checkpointer.settled(30)
+        first, line = lines(told)
+        assert first == f"nothing can be saved in {root}, as it seems: it is not writable for this user"
+        assert line.startswith(f"step 2 is not saved: {root}/")
+        assert "Operation not permitted (this user may not write there); the last good checkpoint is untouched" in line
+        assert names(root) == [folder_name(1, 0)]
+        subprocess.run(["chattr", "-i", str(root)], check=True)
+        train(training, checkpointer, 4, 3)
+    assert names(root) == [folder_name(1, 0), folder_name(4, 0)]
+
+
 def test_too_little_memory(make, kind, root, mounted, told):
     """States are copied to files beside the checkpoints then; that is told once, and they go at the end."""
     memory = mounted("memory", "64k")
@@ -555,10 +940,28 @@ def test_a_saver_that_is_killed_again_and_again(make, kind, root, told, monkeypa
     assert "the process that writes checkpoints has ended with code 3, again and again" in lines(told)[0]
 
 
+def test_a_save_that_failed_and_is_asked_for_again(make, kind, root, told, monkeypatch):
+    """It is not said to be saved because it was tried: it is tried again."""
+    training = kind()
+    with make(training, every_steps=1) as checkpointer, monkeypatch.context() as patched:
+        patched.setattr(
+            "elastic_adapter.core.checkpoint.own_link.saver_command", lambda _: [sys.executable, "-c", "exit(3)"]
+        )
+        train(training, checkpointer, 1)
+        with pytest.raises(NotSaved, match="step 1 is not saved: the process that writes checkpoints has ended"):
+            checkpointer.save(wait=True)
+        with pytest.raises(NotSaved, match="step 1 is not saved: the process that writes checkpoints has ended"):
+            checkpointer.save(wait=True)
+        patched.undo()
+        assert checkpointer.save(wait=True)
+        assert names(root) == [folder_name(1, 0)]
+
+
 def test_buffers_are_taken_away(make, kind):
     """Nothing stays in memory; what a program that was killed has left there goes when the next one begins."""
-    stale = Path("/dev/shm") / "elastic-adapter-1234567890-1-0"
+    stale = Path("/dev/shm") / f"elastic-adapter-0-{os.getpid()}"
     stale.mkdir()
+    (stale / "lock").touch()
     training = kind()
     with make(training, every_steps=1) as checkpointer:
         train(training, checkpointer, 1)
@@ -604,15 +1007,38 @@ class TestLinks:
         expected = [*training.files[:4], training.files[3].replace("0.", "1.")]
         assert files == sorted([*expected, "part.0.json", "part.1.json"])
 
-    def test_a_named_one_that_is_not_whole(self, make, kind, root, tmp_path):
-        """All begin anew with another one: that is not ours to decide, and nothing is renamed."""
-        training = saved(make, kind, 1)
-        flip(root / folder_name(1, 0) / training.files[1])
-        link = PlayedLink(tmp_path / "memory", resume=folder_name(1, 0))
-        with pytest.raises(NotRestored, match=r"step-000000000001-gen-000000: .*is damaged"):
+    @pytest.mark.parametrize("how", BREAKS)
+    def test_a_named_one_that_is_not_whole(self, make, kind, tmp_path, told, how):
+        """All begin anew with another one, that is not ours to decide; but this one is put aside, where it is stored."""
+        training, root, name = saved(make, kind, 1), tmp_path / "checkpoints", folder_name(1, 0)
+        BREAKS[how](root / name, training.files)
+        told.clear()
+        link = PlayedLink(tmp_path / "memory", resume=name)
+        with pytest.raises(NotRestored, match=f"{name}: "):
             make(kind(), link=link).restore()
-        assert link.calls[1][:2] == ("not_restored", folder_name(1, 0))
-        assert names(root) == [folder_name(1, 0)]
+        assert link.calls[1][:2] == ("not_restored", name)
+        assert names(root) == [f"{name}.broken"]
+        (line,) = lines(told)
+        assert line.startswith(f"{root / name} is broken: ")
+        assert line.endswith(f"it is kept as {name}.broken")
+
+    @pytest.mark.parametrize("how", ["flipped here only", "device", "elsewhere"])
+    def test_a_named_one_that_is_whole_in_its_storage(self, make, kind, tmp_path, monkeypatch, how):
+        """Others can load it, or have put it aside already: it is told, and nothing is renamed."""
+        training, root, name = saved(make, kind, 1), tmp_path / "checkpoints", folder_name(1, 0)
+        path = str(root / name / training.files[1])
+
+        def reading(*_):
+            if how == "elsewhere":
+                os.rename(root / name, root / f"{name}.broken")
+            raise OSError(5, "Input/output error", path) if how == "device" else Damaged(path, "a bit is wrong")
+
+        monkeypatch.setattr("elastic_adapter.core.checkpoint.restoring.Restoring.read", reading)
+        link = PlayedLink(tmp_path / "memory", resume=name)
+        with pytest.raises(NotRestored, match=f"{name}: .*(Input/output error|a bit is wrong)"):
+            make(kind(), link=link).restore()
+        assert link.calls[1][0] == "not_restored"
+        assert names(root) == [f"{name}.broken" if how == "elsewhere" else name]
 
     def test_a_named_one_that_is_not_there(self, make, kind, tmp_path, monkeypatch):
         """The same."""
@@ -658,6 +1084,43 @@ class TestLinks:
         make(kind(), link=PlayedLink(tmp_path / "memory")).restore()
         other.close()
         assert names(root) == sorted([folder_name(1, 0), *(draft.path.name for draft in stay)])
+
+    @pytest.mark.parametrize(
+        "trouble", ["step 2 is not saved: no space", "no checkpoint of step 2", "the storage is gone"]
+    )
+    def test_what_was_taken_for_saved_and_is_not(self, make, kind, tmp_path, told, trouble):
+        """The next one who wants it saved has it saved again; and hears of it, if that fails as well."""
+        training, link, root = kind(), PlayedLink(tmp_path / "memory"), tmp_path / "checkpoints"
+        link.fails = {2: trouble}
+        checkpointer = make(training, link=link, every_steps=1)
+        train(training, checkpointer, 2)
+        assert checkpointer.save(wait=True)
+        assert link.calls[1:] == [("staged", 1), ("staged", 2), ("staged", 2)]
+        assert names(root) == [folder_name(1, 3), folder_name(2, 3)]
+        assert lines(told) == [trouble]
+        link.fails = {3: trouble.replace("2", "3")}
+        training.turn()
+        for _ in range(2):
+            with pytest.raises(NotSaved, match=link.fails[3]):
+                checkpointer.save(2, wait=True)
+            link.fails = {3: trouble.replace("2", "3")}
+        assert folder_name(3, 3) not in names(root)
+
+    def test_a_trouble_of_another_step(self, make, kind, root, tmp_path, told):
+        """It is told, and what was saved since is saved: not again, and without an error."""
+        training, link = kind(), PlayedLink(tmp_path / "memory")
+        link.fails = {1: "step 1 is not saved: no space"}
+        checkpointer = make(training, link=link, every_steps=1)
+        train(training, checkpointer, 1)
+        waiting, link.told = link.told, []
+        train(training, checkpointer, 2, 1)
+        link.told = waiting
+        assert checkpointer.save(wait=True)
+        link.fails = {3: "step 2 is not saved: no space"}
+        training.turn()
+        assert checkpointer.save(2, wait=True)
+        assert link.calls[1:] == [("staged", 1), ("staged", 2), ("staged", 3)]
+        assert lines(told) == [f"step {step} is not saved: no space" for step in (1, 2)]
 
     def test_both_are_being_written(self, make, kind, tmp_path, told):
         """A save that does not wait is left out, and that is told to all."""
@@ -727,6 +1190,49 @@ class TestArguments:
         with pytest.raises(Refused, match=r"the state at extra/odd was refused: it asks for pathlib"):
             train(training, checkpointer, 1)
 
+    @pytest.mark.parametrize("value", [threading.Lock(), [[[]] * 3, Path("x")], {"a": threading.Lock()}])
+    def test_one_that_could_not_be_loaded_any_more(self, make, kind, root, told, value):
+        """Once the training is under way, that is a line for each save, and no reason to end it."""
+        training, extra = kind(), {}
+        with make(training, extra=extra, every_steps=1) as checkpointer:
+            train(training, checkpointer, 1)
+            extra["odd"] = value
+            train(training, checkpointer, 2, 1)
+            with pytest.raises(NotSaved):
+                checkpointer.save(wait=True)
+            extra.clear()
+            train(training, checkpointer, 3, 2)
+        assert [line.partition("/")[0] for line in lines(told)] == ["step 2 is not saved: the state at extra"] * 2
+        assert names(root) == [folder_name(1, 0), folder_name(3, 0)]
+
+    def test_a_sampler_of_another_kind(self, make, kind, root, told):
+        """What its state would come back as is known at the first step; later it is a line."""
+
+        class Other:
+            def __init__(self, seen):
+                self.seen = seen
+
+            def advance(self):
+                self.seen += (len(self.seen),)
+
+            def state_dict(self):
+                return {"seen": self.seen}
+
+            def load_state_dict(self, state):
+                self.seen = tuple(state["seen"])
+
+        with pytest.raises(UserError, match=r"state of the sampler has to be plain JSON: .* at 'seen'"):
+            make(kind(), sampler=Other(({0: 1},))).step(0)
+        sampler = Other((5,))
+        with make(kind(), sampler=sampler, every_steps=1) as checkpointer:
+            checkpointer.step(0)
+            sampler.seen = ({0: 1},)
+            checkpointer.step(1)
+        assert "step 2 is not saved: the state of the sampler has to be plain JSON" in lines(told)[-1]
+        again = Other(())
+        assert make(kind(), sampler=again).restore() == 1
+        assert again.seen == (5, 1)
+
     def test_one_that_is_closed(self, make, kind, root):
         """It saves no more, and says so; to close it again is no mistake."""
         training = kind()
@@ -757,6 +1263,16 @@ class TestArguments:
         assert "was there before, and stays as it is: restore() it, or name another folder" in lines(told)[-1]
 
 
+class OtherRank:
+    """A group in which this is rank 1 of 2."""
+
+    def __init__(self, framework):
+        pass
+
+    def place(self):
+        return 1, 2
+
+
 class TestOneFolder:
     """save_checkpoint and load_checkpoint, for loops that keep their own books."""
 
@@ -776,6 +1292,51 @@ class TestOneFolder:
         found = adapter.load_checkpoint(place, model=again.model, optimizer=again.optimizer)
         assert found == {"step": 6, "epoch": 2, "note": "x"}
         assert again.values() == training.values()
+
+    def test_what_else_is_there_is_not_replaced(self, kind, tmp_path):
+        """A folder with other things in it stays; an empty one, and a file that was saved before, do not."""
+        training = kind()
+        adapter = training.adapter()
+        (tmp_path / "outputs").mkdir()
+        (tmp_path / "outputs" / "notes.txt").write_text("mine")
+        (tmp_path / "empty").mkdir()
+        training.save(training.model.state_dict(), tmp_path / "file")
+        with pytest.raises(UserError, match="outputs is a folder with other things in it"):
+            adapter.save_checkpoint(tmp_path / "outputs", model=training.model)
+        assert (tmp_path / "outputs" / "notes.txt").read_text() == "mine"
+        for name in ("empty", "file"):
+            adapter.save_checkpoint(tmp_path / name, model=training.model, step=4)
+            assert adapter.load_checkpoint(tmp_path / name, model=training.model)["step"] == 4
+        assert names(tmp_path) == ["empty", "file", "outputs"]
+
+    def test_it_is_read_back(self, kind, tmp_path, monkeypatch):
+        """What does not come back as it was written does not take the older one's place."""
+        training = kind()
+        adapter = training.adapter()
+        adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1)
+        written = single._write
+
+        def badly(framework, draft, name, state):
+            entry = written(framework, draft, name, state)
+            flip(draft.path / name)
+            return entry
+
+        monkeypatch.setattr(single, "_write", badly)
+        with pytest.raises(Damaged):
+            adapter.save_checkpoint(tmp_path / "one", model=training.model, step=2, verify="full")
+        assert names(tmp_path) == ["one"]
+        assert adapter.load_checkpoint(tmp_path / "one", model=training.model)["step"] == 1
+        with pytest.raises(UserError, match="verify must be one of"):
+            adapter.save_checkpoint(tmp_path / "one", model=training.model, verify="all")
+
+    def test_other_ranks_write_nothing(self, kind, tmp_path, monkeypatch):
+        """All ranks may call it."""
+        training = kind()
+        adapter = training.adapter()
+        group = {"torch": "TorchGroup", "paddle": "PaddleGroup"}[kind.name]
+        monkeypatch.setattr(sys.modules[adapter.Checkpointer.__module__], group, OtherRank)
+        assert adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1) is None
+        assert names(tmp_path) == []
 
     def test_a_checkpointer_s(self, make, kind, root):
         training, again = saved(make, kind, 2), kind()
@@ -811,6 +1372,58 @@ class TestOneFolder:
             adapter.save_checkpoint(small / "best", model=training.model, optimizer=training.model, step=2)
         assert names(small) == ["best"]
         assert adapter.load_checkpoint(small / "best", model=training.model)["step"] == 1
+
+
+KILLED = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from elastic_adapter.core.checkpoint import single
+from helpers.trainings import TRAININGS
+kind, place, trials = TRAININGS[sys.argv[2]], Path(sys.argv[3]), int(sys.argv[4])
+if sys.argv[5] == "renames":
+    single._exchanged = lambda *_: False
+rng, training, last, killed, halves = random.Random(20261117), kind(width=600), 0, 0, 0
+adapter = training.adapter()
+save = lambda step: adapter.save_checkpoint(place, model=training.model, step=step, verify="off")
+save(0)
+for _ in range(trials):
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        for step in range(last + 1, last + 4):
+            save(step)
+            os.write(writing, bytes([step - last]))
+        os._exit(0)
+    os.close(writing)
+    time.sleep(rng.uniform(0.0, 0.05))
+    os.kill(child, signal.SIGKILL)
+    killed += os.waitpid(child, 0)[1] != 0
+    halves += len(os.listdir(place.parent)) > 1
+    said = os.read(reading, 10)
+    os.close(reading)
+    found = adapter.load_checkpoint(place, model=training.model)["step"]
+    assert last + (said[-1] if said else 0) <= found <= last + 3, (last, said, found)
+    last = found
+save(last + 1)
+print(json.dumps([killed, halves, last, os.listdir(place.parent)]))
+"""
+
+
+@pytest.mark.timeout(60 + 2 * FAULTS)
+@pytest.mark.parametrize("how", ["exchanges", "renames"])
+def test_kill_9_while_one_folder_is_saved(kind, tmp_path, how):
+    """What returned is there, or a later one, and whole; also where two folders can't be exchanged in one step."""
+    argv = [sys.executable, "-W", "ignore", "-c", KILLED, str(Path(__file__).parents[1]), kind.name]
+    argv += [str(tmp_path / "best"), str(FAULTS), how]
+    # Only a process of one thread can be forked.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    killed, halves, last, left = json.loads(done.stdout.splitlines()[-1])
+    assert killed > FAULTS // 2
+    assert halves > 0
+    assert last > 0
+    assert left == ["best"]
 
 
 ALONE = """

@@ -368,7 +368,7 @@ def test_while_a_job_saves_and_deletes(tmp_path):
         try:
             for step in range(2, 250):
                 save(tmp_path, step)
-                Store(tmp_path).prune(2, None)
+                Store(tmp_path).prune(folder_name(step, 1), 2, None)
         except BaseException as error:
             failures.append(error)
             raise

@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 from dataclasses import replace
+from typing import get_args
 
 import grpc
 import grpc.aio
@@ -43,6 +44,7 @@ from elastic_adapter.core.model import (
     Assignment,
     Check,
     CheckpointRef,
+    Directive,
     Drain,
     Drop,
     Dump,
@@ -68,12 +70,14 @@ from elastic_adapter.core.model import (
     Stopped,
     Succeeded,
     Verdict,
+    Wait,
     WorkerExit,
 )
 from elastic_adapter.core.ports import Record
 from elastic_adapter.core.restart import RestartPolicy
 from elastic_adapter.core.server import Server
 from elastic_adapter.core.wire import (
+    Report,
     directive_from_wire,
     directive_to_wire,
     hello_from_wire,
@@ -474,37 +478,40 @@ RESUMED = Assignment(
 )
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        PortsOffered("n0", ()),
-        PortsOffered("n0", (1, 65535), 2**40),
-        MemberReady("n0"),
-        NodeStopped("n0", 3, "etcd is out of reach"),
-        NodeDrained("n0", 0),
-        NodeDrained("n0", 2**40),
-        MemberLeaving("n0", 15),
-        StopRequested("n0", 2),
-        NodeProgressed("n0", 3, (Mark(), Mark(2**40, -1))),
-        StacksDumped("n0", 3, (StackReport(7, "train.py:3 in load", "all_reduce", "File ...", "/logs/7", 70, 1.5),)),
-        StacksDumped("n0", 3, ()),
-        NodeChecked("n0"),
-        NodeChecked("n0", "its disk is full"),
-        *(WorkerExited(exit) for exit in EXITS),
-        WorkerErred(EXITS[0]),
-        CheckpointerOpened("n0", 3, 7),
-        CheckpointerClosed("n0", 3, 7),
-        SaveWanted("n0", 3, "every 10 minutes"),
-        StepsReached("n0", 3, 2, 2**40),
-        *(ShardReported("n0", 3, Shard(7, 40, part, "größe")) for part in Part),
-        CheckpointPrepared("n0", 3, 40, "/nfs/step-40"),
-        CheckpointPrepared("n0", 3, 40, trouble="the disk is full"),
-        CheckpointPublished("n0", 3, 40, "the disk is full", ("step-10", "step-20")),
-        CheckpointsFound("n0", 3, ()),
-        CheckpointsFound("n0", 3, (CheckpointRef(40, 2, "/nfs/step-40"),)),
-        RestoreFailed("n0", 3, 7, "step-40", "a flipped bit"),
-    ],
-)
+CHECKPOINTS = (CheckpointRef(2**40, 3, "s3://bucket/größe"), CheckpointRef(0, 0, ""))
+SHARDS = tuple(Shard(rank, 2**40, part, "the disk is full") for rank, part in enumerate(Part))
+REPORTS = [
+    PortsOffered("n0", ()),
+    PortsOffered("n0", (1, 65535), 2**40),
+    MemberReady("n0"),
+    NodeStopped("n0", 3, "etcd is out of reach"),
+    NodeDrained("n0", 0),
+    NodeDrained("n0", 2**40),
+    MemberLeaving("n0", 15),
+    StopRequested("n0", 2),
+    NodeProgressed("n0", 3, (Mark(), Mark(2**40, -1))),
+    StacksDumped("n0", 3, (StackReport(7, "train.py:3 in load", "all_reduce", "File ...", "/logs/7", 70, 1.5),)),
+    StacksDumped("n0", 3, ()),
+    NodeChecked("n0"),
+    NodeChecked("n0", "its disk is full"),
+    *(WorkerExited(exit) for exit in EXITS),
+    WorkerErred(EXITS[0]),
+    CheckpointerOpened("n0", 2**40, 100_000),
+    CheckpointerClosed("n0", 2**40, 100_000),
+    SaveWanted("n0", 3, "every 10 minutes"),
+    StepsReached("n0", 3, 7, 2**40),
+    *(ShardReported("n0", 3, shard) for shard in SHARDS),
+    CheckpointPrepared("n0", 3, 2**40, "s3://bucket/größe"),
+    CheckpointPrepared("n0", 3, 0, trouble="a checksum is wrong"),
+    CheckpointPublished("n0", 3, 2**40),
+    CheckpointPublished("n0", 3, 0, "no permission", ("step-1", "step-2")),
+    CheckpointsFound("n0", 3, ()),
+    CheckpointsFound("n0", 3, CHECKPOINTS),
+    RestoreFailed("n0", 3, 7, "step-40", "a checksum is wrong"),
+]
+
+
+@pytest.mark.parametrize("report", REPORTS)
 def test_reports_arrive_as_they_were(report):
     """Every report means the same event on the other side of the wire."""
     sent = pb.Report.FromString(report_to_wire(report).SerializeToString())
@@ -521,45 +528,64 @@ def test_hello_arrives_as_it_was(running, exits):
     assert hello_from_wire(wire, order=5) == state
 
 
+@pytest.mark.parametrize("found", [None, (), CHECKPOINTS], ids=["not asked", "nothing", "some"])
+@pytest.mark.parametrize(("savers", "shards"), [((), ()), ((0, 100_000), SHARDS)], ids=["no savers", "savers"])
+def test_hello_tells_of_checkpoints(savers, shards, found):
+    """That rank 0 found nothing is another thing than that it has not looked."""
+    state = MemberJoined(replace(member(), order=3), 7, 7, savers=savers, shards=shards, found=found)
+    wire = pb.Report.FromString(hello_to_wire(state).SerializeToString())
+    assert hello_from_wire(wire, order=5) == state
+
+
 def test_who_has_no_order_gets_one():
     """An agent that does not know its place in the queue is given the next one."""
     assert hello_from_wire(hello_to_wire(MemberJoined(member())), order=5).member.order == 5
 
 
-@pytest.mark.parametrize(
-    "directive",
-    [
-        Run(ASSIGNMENT),
-        Run(RESUMED),
-        Drain(3, 30.0, "n2 joined"),
-        Drain(3, 0.0, ""),
-        Hold("too few nodes"),
-        Halt(Succeeded()),
-        Halt(Succeeded("another reason")),
-        Halt(Failed("no node came")),
-        *(Halt(Failed("a worker failed", exit)) for exit in EXITS),
-        Halt(Stopped("SIGINT on n0", 2)),
-        Halt(Failed("a worker failed", EXITS[0], others=tuple(EXITS[1:]), more=7, restarts_left=0)),
-        Dump(3, "no rank made a step"),
-        Check("it failed twice"),
-        Explain(Verdict(3, EXITS[0], tuple(EXITS[1:]), 7, "restart 1 of 3", 2)),
-        Pause(3, 2, "nodes join"),
-        SaveAt(3, 2, 40, hold=True, reason="nodes join"),
-        SaveAt(3, 2, None, hold=False, reason="called off"),
-        Prepare(3, 40),
-        Publish(3, 2**40),
-        Settle(3, 40),
-        Settle(3, 40, "it could not be given its name"),
-        Drop(3, 40, "rank 1 on n1: größe"),
-        Resume(3, None),
-        Resume(3, CheckpointRef(0, 2, "s3://bucket/0")),
-    ],
-)
+DIRECTIVES = [
+    Run(ASSIGNMENT),
+    Run(RESUMED),
+    Drain(3, 30.0, "n2 joined"),
+    Drain(3, 0.0, ""),
+    Hold("too few nodes"),
+    Wait("generation 3 runs on 2 nodes"),
+    Halt(Succeeded()),
+    Halt(Succeeded("another reason")),
+    Halt(Failed("no node came")),
+    *(Halt(Failed("a worker failed", exit)) for exit in EXITS),
+    Halt(Stopped("SIGINT on n0", 2)),
+    Halt(Failed("a worker failed", EXITS[0], others=tuple(EXITS[1:]), more=7, restarts_left=0)),
+    Dump(3, "no rank made a step"),
+    Check("it failed twice"),
+    Explain(Verdict(3, EXITS[0], tuple(EXITS[1:]), 7, "restart 1 of 3", 2)),
+    Pause(2**40, 7, "n2 joins"),
+    SaveAt(3, 7, 2**40, hold=True, reason="n2 joins"),
+    SaveAt(3, 7, 0, hold=False, reason=""),
+    SaveAt(3, 8, None, hold=False, reason="the change is called off"),
+    Prepare(3, 2**40),
+    Publish(2**40, 0),
+    Settle(3, 2**40),
+    Settle(3, 0, "it could not be given its name"),
+    Drop(3, 2**40, "rank 1 on n1: größe"),
+    Resume(3, CHECKPOINTS[0]),
+    Resume(3, None),
+]
+
+
+@pytest.mark.parametrize("directive", DIRECTIVES)
 def test_directives_and_outcomes_arrive_as_they_were(directive):
     """Every directive, and every outcome in it, is the same on the other side of the wire, with the leader's epoch."""
     sent = pb.Directive.FromString(directive_to_wire(9, directive).SerializeToString())
     assert sent.epoch == 9
     assert directive_from_wire(sent) == directive
+
+
+@pytest.mark.parametrize(
+    ("tried", "union"), [(REPORTS, Report), (DIRECTIVES, Directive)], ids=["reports", "directives"]
+)
+def test_no_kind_of_message_is_forgotten_here(tried, union):
+    """Each that there is was sent above."""
+    assert {type(each) for each in tried} == set(get_args(union))
 
 
 def test_words_that_are_no_text_can_be_sent():

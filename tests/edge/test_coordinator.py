@@ -38,12 +38,12 @@ class Outage(MemoryRegistry):
         # What a question takes at least before it is known to be in vain.
         self.takes_s = 0.02
 
-    async def commit(self, epoch, record):
+    async def commit(self, epoch, record, *, after):
         self.asked += 1
         if self.down:
             await asyncio.sleep(self.takes_s)
             raise OutOfReach("nobody answers")
-        await super().commit(epoch, record)
+        await super().commit(epoch, record, after=after)
 
 
 class Agent:
@@ -124,7 +124,7 @@ class Site:
         await self.server.start()
         leader = await self.registry.campaign("leader", self.address)
         if self._record is not None:
-            await self.registry.commit(leader.epoch, self._record)
+            await self.registry.commit(leader.epoch, self._record, after=0)
         self.coordinator = Coordinator(
             self.config, self.registry, leader.epoch, self._record, lambda: self.registry_answers
         )

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import signal
 import struct
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.connect import connect
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
 from elastic_adapter.core.checkpoint.own_link import OwnLink
+from elastic_adapter.core.checkpoint.shared_folder import sweep
 from elastic_adapter.core.checkpoint.store import Store
 from elastic_adapter.core.errors import UserError
 
@@ -122,6 +130,48 @@ def test_a_part_that_will_not_come(links, tmp_path):
     assert links[0].troubles() == ()
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("where", ["_requests", "_draft"])
+def test_an_error_that_nobody_expects(links, tmp_path, monkeypatch, where, error):
+    """It is the end of this save, in words, and not of those that come later; nor does anybody wait for it."""
+    links, _ = links
+    links[0]._saver.ask = lambda requests: [{"saved": {}} for _ in requests]
+    real, failures = getattr(links[0], where), [error]
+
+    def failing(*args, **options):
+        if failures and threading.current_thread() is not threading.main_thread():
+            raise failures.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(links[0], where, failing)
+    links[0].staged(tmp_path / "buffer", str(tmp_path / "root"), 5, Finishing())
+    assert links[0].settled(30)
+    (told,) = links[0].troubles()
+    assert told.startswith("step 5 is not saved: ")
+    assert told.endswith(str(error.args[-1]))
+    links[1].missed(6, "it has no memory")
+    links[0].staged(tmp_path / "buffer", str(tmp_path / "root"), 6, Finishing())
+    assert links[0].settled(30)
+    assert links[0].troubles() == ("step 6 is not saved: rank 1: it has no memory",)
+
+
+def test_an_answer_that_is_none(tmp_path, monkeypatch):
+    """What comes after it is not taken for the answer to something else: another saver is asked."""
+    link = OwnLink(None, memory=tmp_path)
+    link.open(str(tmp_path / "root"))
+    wait_until(lambda: link._saver.pid is not None)
+    first, read = link._saver.pid, frames.read
+    with monkeypatch.context() as patched:
+        patched.setattr(frames, "read", lambda _: json.loads("no json"))
+        with pytest.raises(ValueError, match="Expecting value"):
+            link._saver.ask([{"save": "/one"}])
+    assert frames.read is read
+    (answer,) = link._saver.ask([{"save": "/another"}])
+    assert answer["path"] == "/another"
+    assert link._saver.pid != first
+    link.close()
+
+
 @pytest.mark.parametrize(
     ("variable", "call"), [("WORLD_SIZE", "init_process_group"), ("PADDLE_TRAINERS_NUM", "init_parallel_env")]
 )
@@ -132,6 +182,77 @@ def test_a_group_that_is_not_there_yet(monkeypatch, tmp_path, variable, call):
         UserError, match=rf"{variable} is 4, and there is no group of 4 ranks yet: call .*{call}\(\) before"
     ):
         OwnLink(SimpleNamespace(place=lambda: None), memory=tmp_path).open(str(tmp_path))
+
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from elastic_adapter.core.checkpoint.own_link import OwnLink
+link = OwnLink(None, memory=Path(sys.argv[1]))
+post = link.open(sys.argv[2])
+(post.folder / "buffer").write_bytes(b"x")
+while link._saver.pid is None:
+    time.sleep(0.01)
+print(post.folder, link._saver.pid, flush=True)
+time.sleep(60 if sys.argv[3] == "stays" else 0)
+"""
+
+
+def program(tmp_path, how, *before):
+    """One that runs without our launcher, and what it says: its folder, and its saver."""
+    argv = [*before, sys.executable, "-c", PROGRAM, str(tmp_path), str(tmp_path / "root"), how]
+    started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    folder, saver = started.stdout.readline().split()
+    return started, Path(folder), int(saver)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_programs_that_do_not_see_each_other(tmp_path):
+    """Containers may share memory, and not know each other's processes: nobody's buffers are removed for that."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("processes can't be hidden from each other here")
+    one, folder, _ = program(tmp_path, "stays")
+    with one:
+        other, _, _ = program(tmp_path, "ends", *apart)
+        with other:
+            code = other.wait(30)
+        still_there = (folder / "buffer").exists()
+        one.kill()
+    assert (code, still_there) == (0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_killed_leaves_nothing_in_memory(tmp_path, number):
+    """Its saver does what it was asked for, and then takes the buffers away; nobody else does so before."""
+    one, folder, saver = program(tmp_path, "stays")
+    with one:
+        os.kill(saver, signal.SIGSTOP)
+        one.send_signal(number)
+        one.wait(30)
+        # As the next program does.
+        sweep(tmp_path)
+        still_there = (folder / "buffer").exists()
+        os.kill(saver, signal.SIGCONT)
+    assert still_there
+    wait_until(lambda: not folder.exists())
+
+
+def test_a_saver_that_is_cut_off_leaves_the_buffers(tmp_path):
+    """As long as the program lives: another one is to write them."""
+    link = OwnLink(None, memory=tmp_path)
+    folder = link.open(str(tmp_path / "root")).folder
+    wait_until(lambda: link._saver.pid is not None)
+    link._saver.close()
+    assert folder.exists()
+    link.close()
+    assert not folder.exists()
 
 
 class TestWhoIsAsked:

@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import warnings
 from collections import Counter, OrderedDict
 
@@ -17,6 +18,7 @@ from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Ref
 from elastic_adapter.core.checkpoint.hashing import digest, verify_file, verify_sample
 from elastic_adapter.core.checkpoint.paddlefile import ArrayRef, TensorRef, read_paddle, write_paddle
 from elastic_adapter.core.checkpoint.paddlestate import load_paddle, skeleton
+from elastic_adapter.core.checkpoint.trees import DEEPEST
 from helpers.frameworks import imported
 
 np = pytest.importorskip("numpy")
@@ -404,6 +406,11 @@ class Evil:
         return self.reduced
 
 
+class Objecting:
+    def __reduce__(self):
+        raise ValueError("not me,\nand not today")
+
+
 def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
     """With the place of what is wrong with it."""
     for value, wanted in (
@@ -416,10 +423,35 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
         (paddle.sparse.sparse_coo_tensor([[0], [0]], [1.0], [2, 2]), "a tensor that paddle can't save"),
         (paddle.nn.Linear, "paddle.nn.layer.common.Linear"),
         (np.arange, "numpy.arange"),
+        (threading.Lock(), "what can't be pickled (TypeError: cannot pickle '_thread.lock' object)"),
+        (Objecting(), "what can't be pickled (ValueError: not me, and not today)"),
     ):
         with pytest.raises(Refused, match=r"^the state at extra/1 was refused: it asks for") as caught:
             skeleton(paddle, {"model": paddle.ones([3]), "extra": [1, value]})
         assert caught.value.wanted.startswith(wanted)
+
+
+def nested(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("levels", [DEEPEST - 1, 1000, 100_000])
+def test_a_state_that_is_nested_too_deeply(levels):
+    """It is refused where it begins, by whoever saves: nobody would read it."""
+    with pytest.raises(Refused, match=rf"^the state( at extra(/0)+)? was refused: it asks for more than {DEEPEST} "):
+        skeleton(paddle, {"model": paddle.ones([3]), "extra": nested(levels)})
+    skeleton(paddle, {"model": paddle.ones([3]), "extra": nested(DEEPEST - 2)})
+
+
+def test_what_is_refused_in_a_list_that_holds_itself():
+    """It is found, and the search ends."""
+    found = [threading.Lock()]
+    found.insert(0, found)
+    with pytest.raises(Refused, match=r"^the state at extra/0(/0)+ was refused: it asks for what can't be pickled"):
+        skeleton(paddle, {"extra": found})
 
 
 DANGEROUS = [
@@ -463,6 +495,8 @@ ODD = {
     "objects": (array(code=b"O8"), Refused),
     "texts": (array(code=b"S4"), Refused),
     "records": (array(code=b"V8"), Refused),
+    "a type of deep tuples": (b"cnumpy\ndtype\nN" + b"\x85" * 2_000_000 + b"R", Refused),
+    "a type of lists of lists": (b"cnumpy\ndtype\n]q\0" + b"](h\0h\0eq\0" * 60 + b"\x85R", Refused),
     "another byte order": (array(order=b">"), Refused),
     "a shape that is too large": (array(shape=b"K\x03\x85"), Damaged),
     "a shape of the size of memory": (array(shape=b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"), Damaged),

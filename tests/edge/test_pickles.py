@@ -269,6 +269,18 @@ def test_a_constant_is_not_called():
             load(b"ct\n" + name + b"\n)R.", grammar)
 
 
+def test_calls_within_calls_are_refused():
+    """Not an error of ours, wherever they end."""
+
+    def call(depth):
+        return call(depth + 1)
+
+    with pytest.raises(
+        Refused, match=r"x\.pt was refused: it asks for calls within calls, more than Python can follow"
+    ):
+        load(b"ct\na\nK\0\x85R.", Grammar({"t.a": Known("t.a", call)}, {}))
+
+
 def test_calls_can_not_multiply_what_is_there():
     """A million copies of a string are more than the file explains."""
     remembered = b"X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"q\0c_codecs\nencode\nq\x01X\x06\0\0\0latin1q\x02"

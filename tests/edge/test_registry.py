@@ -10,10 +10,24 @@ import pytest
 
 from elastic_adapter.core.blame import Inquest
 from elastic_adapter.core.codec import Card
+from elastic_adapter.core.config import JobConfig
+from elastic_adapter.core.coordinator import Coordinator
 from elastic_adapter.core.errors import Fenced, OutOfReach, RunOver, UserError
-from elastic_adapter.core.etcd import Etcd, created_at, delete_prefix, put
+from elastic_adapter.core.etcd import AnswerLost, Etcd, created_at, delete_prefix, put
+from elastic_adapter.core.events import CheckpointPrepared, MemberJoined, ShardReported
 from elastic_adapter.core.memory import MemoryRegistry
-from elastic_adapter.core.model import CheckpointRef, Endpoint, Failed, Placement, Succeeded, WorkerExit, World
+from elastic_adapter.core.model import (
+    CheckpointRef,
+    Endpoint,
+    Failed,
+    Member,
+    Part,
+    Placement,
+    Shard,
+    Succeeded,
+    WorkerExit,
+    World,
+)
 from elastic_adapter.core.ports import Note, Record
 from elastic_adapter.core.registry import Abandoned, Ended, Entered, EtcdRegistry, NodeTaken
 from elastic_adapter.core.restart import Exclusion, Failure, History
@@ -28,6 +42,12 @@ WORLD = World(
     resume_from=CheckpointRef(100, 1, "file:///ckpt/100"),
     start_delay_s=1.5,
 )
+
+
+def of_generation(number):
+    return replace(WORLD, generation=number)
+
+
 EXIT = WorkerExit("n1", 2, 1, 3, None, signal.SIGKILL, at=1794801518.5, pid=77, detail_source="stderr", detail="größe")
 RECORDS = {
     "empty": Record(),
@@ -41,6 +61,10 @@ RECORDS = {
         History((1.0,), (Failure(3, "n1", "exited with code 7", True, 1.0, 41),), (Exclusion("n1", "it failed"),)),
         clock=12.5,
         inquest=Inquest(1, (EXIT, EXIT), "restart 1 of 3", 2, 77.5),
+    ),
+    "ledger": Record(
+        WORLD,
+        checkpoints=(CheckpointRef(2**40, 2, "file:///größe/step-2"), CheckpointRef(100, 1, "file:///ckpt/100")),
     ),
 }
 
@@ -59,14 +83,14 @@ class InEtcd:
         self._lease = None
 
     def __getattr__(self, name):
-        async def call(*args):
+        async def call(*args, **options):
             etcd = Etcd([self._endpoint])
             registry = EtcdRegistry(etcd, self._job, Card("n0", "127.0.0.1:1", "first"))
             try:
                 self._lease = self._lease or await etcd.grant(60)
                 await registry.enter({}, "token")
                 await registry.register(self._lease)
-                return await getattr(registry, name)(*args)
+                return await getattr(registry, name)(*args, **options)
             finally:
                 await etcd.close()
 
@@ -131,7 +155,7 @@ class TestRegistry:
 
         async def main():
             leader = await registry.campaign("n0", "unix:/a")
-            await registry.commit(leader.epoch, RECORDS[name])
+            await registry.commit(leader.epoch, RECORDS[name], after=0)
             return await registry.load()
 
         assert asyncio.run(main()) == RECORDS[name]
@@ -141,9 +165,11 @@ class TestRegistry:
 
         async def main():
             leader = await registry.campaign("n0", "unix:/a")
+            before = Record()
             for record in RECORDS.values():
-                await registry.commit(leader.epoch, record)
-                assert await registry.load() == record
+                await registry.commit(leader.epoch, record, after=before.generation)
+                before = await registry.load()
+                assert before == record
 
         asyncio.run(main())
 
@@ -153,9 +179,9 @@ class TestRegistry:
 
         async def main():
             leader = await registry.campaign("n0", "unix:/a")
-            await registry.commit(leader.epoch, RECORDS["world"])
+            await registry.commit(leader.epoch, RECORDS["world"], after=0)
             with pytest.raises(Fenced) as caught:
-                await registry.commit(leader.epoch + step, RECORDS["failure"])
+                await registry.commit(leader.epoch + step, RECORDS["failure"], after=2)
             return leader.epoch, caught.value, await registry.load()
 
         epoch, error, record = asyncio.run(main())
@@ -167,10 +193,49 @@ class TestRegistry:
 
         async def main():
             with pytest.raises(Fenced):
-                await registry.commit(1, RECORDS["world"])
+                await registry.commit(1, RECORDS["world"], after=0)
             return await registry.load()
 
         assert asyncio.run(main()) == Record()
+
+    @pytest.mark.parametrize("after", [0, 1, 3])
+    def test_commit_of_who_missed_a_generation_is_fenced(self, registry, after):
+        """Whoever leads and does not know what is committed changes nothing, and is told what it missed."""
+
+        async def main():
+            leader = await registry.campaign("n0", "unix:/a")
+            await registry.commit(leader.epoch, RECORDS["world"], after=0)
+            with pytest.raises(Fenced, match=f"generation 2 is committed, .* knows of generation {after}"):
+                await registry.commit(leader.epoch, replace(RECORDS["ledger"], world=of_generation(after)), after=after)
+            return await registry.load()
+
+        assert asyncio.run(main()) == RECORDS["world"]
+
+    @pytest.mark.parametrize("name", ["world", "success", "ledger"])
+    def test_what_is_there_already_counts_as_committed(self, registry, name):
+        """An answer that was lost is no reason to step down; but another world of the same number is."""
+
+        async def main():
+            leader = await registry.campaign("n0", "unix:/a")
+            for _ in range(2):
+                await registry.commit(leader.epoch, RECORDS[name], after=0)
+            with pytest.raises(Fenced):
+                await registry.commit(leader.epoch, RECORDS["blame"], after=0)
+            return await registry.load()
+
+        assert asyncio.run(main()) == RECORDS[name]
+
+    def test_an_end_before_the_first_world_is_committed(self, registry):
+        """It may be repeated as well."""
+        end = Record(outcome=Succeeded(), ended_at=5.0)
+
+        async def main():
+            leader = await registry.campaign("n0", "unix:/a")
+            for _ in range(2):
+                await registry.commit(leader.epoch, end, after=0)
+            return await registry.load()
+
+        assert asyncio.run(main()) == end
 
 
 SETTINGS = {"nnodes": "2:4", "framework": "torch"}
@@ -184,12 +249,12 @@ def nodes(etcd_server, request):
         async def main():
             etcd = Etcd([etcd_server.endpoint])
 
-            def visitor(node, incarnation="1"):
+            def visitor(node, incarnation="1", through=etcd):
                 card = Card(node, f"{node}:1", incarnation)
-                return EtcdRegistry(etcd, f"{request.node.name}/{os.getpid()}", card, **options)
+                return EtcdRegistry(through, f"{request.node.name}/{os.getpid()}", card, **options)
 
-            async def agent(node, incarnation="1"):
-                registry = visitor(node, incarnation)
+            async def agent(node, *how):
+                registry = visitor(node, *how)
                 entered = await registry.enter(SETTINGS, f"token of {node}")
                 registry.lease = await etcd.grant(60)
                 registry.order = await registry.register(registry.lease)
@@ -252,10 +317,10 @@ class TestRuns:
         async def story(agent):
             a = await agent("a")
             leader = await a.campaign("a", "a:1")
-            await a.commit(leader.epoch, Record(WORLD))
+            await a.commit(leader.epoch, Record(WORLD), after=0)
             await story.etcd.transact([], [delete_prefix(a.key("").split("/runs/")[0])])
             with pytest.raises(OutOfReach, match="lost its data"):
-                await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded()))
+                await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded()), after=2)
             with pytest.raises(RunOver, match="lost its data") as caught:
                 await a.check_run()
             return caught.value.replaced
@@ -279,7 +344,7 @@ class TestRuns:
         async def story(agent):
             a = await agent("a")
             leader = await a.campaign("a", "a:1")
-            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0))
+            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0), after=0)
             return a.run, await story.visitor("a", "2").enter(SETTINGS, "t")
 
         run, ended = nodes(story)
@@ -291,7 +356,7 @@ class TestRuns:
         async def story(agent):
             a = await agent("a")
             leader = await a.campaign("a", "a:1")
-            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0))
+            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0), after=0)
             await story.etcd.revoke(a.lease.id)
             b = story.visitor("b", "2")
             entered = await b.enter({"nnodes": "1"}, "t")
@@ -308,8 +373,8 @@ class TestRuns:
         async def story(agent):
             a = await agent("a")
             leader = await a.campaign("a", "a:1")
-            await a.commit(leader.epoch, Record(WORLD))
-            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0))
+            await a.commit(leader.epoch, Record(WORLD), after=0)
+            await a.commit(leader.epoch, Record(WORLD, outcome=Succeeded(), ended_at=5.0), after=2)
             base = a.key("").split("/runs/")[0]
             return (await story.etcd.get_prefix(base)).items
 
@@ -323,7 +388,7 @@ class TestRuns:
         async def story(agent):
             a = await agent("a")
             leader = await a.campaign("a", "a:1")
-            await a.commit(leader.epoch, Record(WORLD))
+            await a.commit(leader.epoch, Record(WORLD), after=0)
             base = a.key("").split("/runs/")[0]
             (lease,) = {item.lease for item in (await story.etcd.get_prefix(base)).items} - {a.lease.id}
             there = asyncio.create_task(a.keep_run())
@@ -345,7 +410,7 @@ class TestRuns:
         async def story(agent):
             a = await agent("a")
             leader = await a.campaign("a", "a:1")
-            await a.commit(leader.epoch, Record(WORLD))
+            await a.commit(leader.epoch, Record(WORLD), after=0)
             await story.etcd.revoke(a.lease.id)
             visitor = story.visitor("b", "2")
             left = await visitor.enter({"nnodes": "1"}, "t")
@@ -458,8 +523,8 @@ class TestSuccession:
             old = await a.campaign("a", "a:1")
             new = await b.depose(old, "b:1")
             with pytest.raises(Fenced) as fenced:
-                await a.commit(old.epoch, Record(WORLD))
-            await b.commit(new.epoch, Record(WORLD))
+                await a.commit(old.epoch, Record(WORLD), after=0)
+            await b.commit(new.epoch, Record(WORLD), after=0)
             return old, new, fenced.value, (await b.members())[0]
 
         old, new, fenced, members = nodes(story)
@@ -475,9 +540,9 @@ class TestSuccession:
             a, b = await agent("a"), await agent("b")
             old = await a.campaign("a", "a:1")
             new = await b.depose(old, "b:1")
-            await b.commit(new.epoch, Record(replace(WORLD, generation=3)))
+            await b.commit(new.epoch, Record(of_generation(3)), after=0)
             monkeypatch.setattr("elastic_adapter.core.registry.modified_at", lambda key, _: created_at(key + "-", 0))
-            await a.commit(old.epoch, Record(WORLD))
+            await a.commit(old.epoch, Record(WORLD), after=3)
             return await b.load()
 
         assert nodes(story).world.generation == 2
@@ -523,6 +588,135 @@ class TestSuccession:
         assert new.epoch > old.epoch
 
 
+class Detained:
+    """An etcd whose answers to transactions are lost, one way or the other."""
+
+    def __init__(self, etcd):
+        self._etcd = etcd
+        self._held = []
+        # What becomes of the next one: it is "held" back on its way, or its "answer" is.
+        self.loses = ""
+
+    def __getattr__(self, name):
+        return getattr(self._etcd, name)
+
+    async def transact(self, *request):
+        loses, self.loses = self.loses, ""
+        if loses == "held":
+            self._held.append(request)
+            raise AnswerLost("it is on its way")
+        answer = await self._etcd.transact(*request)
+        if loses == "answer":
+            raise AnswerLost("its answer was lost")
+        return answer
+
+    async def release(self):
+        """Let what is on its way arrive; whether it was done."""
+        held, self._held = self._held, []
+        return [(await self._etcd.transact(*request)).succeeded for request in held]
+
+
+LEDGERS = [(CheckpointRef(100 * number, 2, f"/ckpt/{number}"),) for number in (1, 2)]
+FIRST, SECOND = (Record(WORLD, checkpoints=each) for each in LEDGERS)
+END = Record(WORLD, outcome=Succeeded(), ended_at=5.0)
+
+
+class TestLateWrites:
+    """A write whose answer was lost may be done much later, or may have been done."""
+
+    def leads(self, nodes, story):
+        """A leader that has committed a world, on an etcd that loses answers."""
+
+        async def play(agent):
+            etcd = Detained(play.etcd)
+            a = await agent("a", "1", etcd)
+            leader = await a.campaign("a", "a:1")
+            await a.commit(leader.epoch, Record(WORLD), after=0)
+            return await story(a, leader.epoch, etcd)
+
+        return nodes(play)
+
+    @pytest.mark.parametrize(
+        ("late", "next"),
+        [
+            pytest.param(FIRST, Record(of_generation(3), checkpoints=LEDGERS[1]), id="a checkpoint after a world"),
+            pytest.param(Record(of_generation(3)), Record(of_generation(3), checkpoints=LEDGERS[1]), id="a world"),
+            pytest.param(FIRST, SECOND, id="a checkpoint after another"),
+            pytest.param(FIRST, END, id="a checkpoint after the end"),
+        ],
+    )
+    def test_what_comes_late_changes_nothing(self, nodes, late, next):
+        """The leader went on without it: what was committed since stays, and the generation that all agents watch."""
+
+        async def story(a, epoch, etcd):
+            etcd.loses = "held"
+            with pytest.raises(AnswerLost):
+                await a.commit(epoch, late, after=2)
+            await a.commit(epoch, next, after=2)
+            done = await etcd.release()
+            return done, await a.load(), (await a.head()).generation
+
+        assert self.leads(nodes, story) == ([False], next, next.generation)
+
+    @pytest.mark.parametrize(
+        "first",
+        [
+            pytest.param(FIRST, id="a checkpoint"),
+            pytest.param(Record(of_generation(3)), id="a world"),
+            pytest.param(END, id="an end"),
+        ],
+    )
+    def test_what_was_done_without_an_answer_can_be_repeated(self, nodes, first):
+        """The leader goes on from there."""
+
+        async def story(a, epoch, etcd):
+            etcd.loses = "answer"
+            with pytest.raises(AnswerLost):
+                await a.commit(epoch, first, after=2)
+            await a.commit(epoch, first, after=2)
+            found = await a.load()
+            following = replace(first, checkpoints=LEDGERS[1])
+            await a.commit(epoch, following, after=first.generation)
+            return found, await a.load() == following
+
+        assert self.leads(nodes, story) == (first, True)
+
+    def test_what_was_done_without_an_answer_need_not_be(self, nodes):
+        """A checkpoint that was entered, without a word, does not keep the next world from being committed."""
+
+        async def story(a, epoch, etcd):
+            etcd.loses = "answer"
+            with pytest.raises(AnswerLost):
+                await a.commit(epoch, FIRST, after=2)
+            await a.commit(epoch, Record(of_generation(3)), after=2)
+            return await a.load()
+
+        assert self.leads(nodes, story) == Record(of_generation(3))
+
+    def test_a_checkpoint_of_a_deposed_leader_is_fenced(self, nodes):
+        """It had all parts, and asks the ledger; but somebody else leads the same world meanwhile."""
+
+        async def story(agent):
+            a, b = await agent("a"), await agent("b")
+            old = await a.campaign("a", "a:1")
+            record = Record(replace(WORLD, placements=WORLD.placements[:1]))
+            await a.commit(old.epoch, record, after=0)
+            deposed = Coordinator(JobConfig("job"), a, old.epoch, record)
+            new = await b.depose(old, "b:1")
+            deposed.post(MemberJoined(Member("n0", "10.0.0.1", 2, order=1), 2, 2, savers=(0, 1)))
+            for rank in (0, 1):
+                deposed.post(ShardReported("n0", 2, Shard(rank, 200, Part.WRITTEN)))
+            deposed.post(CheckpointPrepared("n0", 2, 200, "/ckpt/200"))
+            with pytest.raises(Fenced) as fenced:
+                await asyncio.wait_for(deposed.lead(), 10)
+            await deposed.close()
+            return old, new, fenced.value, await b.load() == record
+
+        old, new, fenced, untouched = nodes(story)
+        assert (fenced.epoch, fenced.current) == (old.epoch, new.epoch)
+        assert untouched
+
+
 class TestHead:
     """What all agents watch."""
 
@@ -534,7 +728,7 @@ class TestHead:
             heads = b.heads(await b.head())
             leader = await a.campaign("a", "a:1")
             seen = [await asyncio.wait_for(anext(heads), 10)]
-            await a.commit(leader.epoch, Record(WORLD))
+            await a.commit(leader.epoch, Record(WORLD), after=0)
             seen.append(await asyncio.wait_for(anext(heads), 10))
             await story.etcd.revoke(a.lease.id)
             seen.append(await asyncio.wait_for(anext(heads), 10))
@@ -550,7 +744,7 @@ class TestHead:
             a, b = await agent("a"), await agent("b")
             leader = await a.campaign("a", "a:1")
             head = await b.head()
-            await a.commit(leader.epoch, Record(WORLD))
+            await a.commit(leader.epoch, Record(WORLD), after=0)
             await a.resign(leader.epoch)
             revision = (await story.etcd.transact([], [put(a.key("x"), b"")])).revision
             compact = [binary("etcdctl"), "--endpoints", etcd_server.endpoint, "compact", str(revision)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import pickle
 import signal
@@ -21,9 +23,11 @@ from elastic_adapter.core.checkpoint.manifest import folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
 from elastic_adapter.core.checkpoint.page import SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
-from elastic_adapter.core.checkpoint.shared_folder import make_shared_folder, sweep
-from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
+from elastic_adapter.core.checkpoint.shared_folder import hold_own_folder, make_shared_folder, sweep
+from elastic_adapter.core.checkpoint.staging import EMPTY, FULL, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.checkpoint.writers import job_token
+from elastic_adapter.core.errors import SpawnFailed
 from elastic_adapter.core.events import (
     CheckpointerClosed,
     CheckpointerOpened,
@@ -49,9 +53,12 @@ from elastic_adapter.core.model import (
 )
 from elastic_adapter.core.notices import NoticeBoard
 from elastic_adapter.core.output import Output
+from elastic_adapter.core.processes import Guard
 from elastic_adapter.core.testing import world_of
 
 WITHIN_S = 20.0
+
+TOKEN = job_token("job", "run-1")
 
 
 class Node:
@@ -174,7 +181,7 @@ def test_from_a_buffer_to_a_checkpoint(node):
     async def story(node):
         node.begin()
         link, post = await node.link()
-        assert (post.token, post.run, post.job, post.busy) == ("run-1", "run-1", "job", frozenset())
+        assert (post.token, post.run, post.job, post.busy) == (TOKEN, "run-1", "job", frozenset())
         buffer = fill(post, node.root, 40)
         link.staged(buffer, str(node.root), 40, Finishing(verify="full", md5=True))
         assert await node.shard(Part.STAGED) == Shard(0, 40, Part.STAGED)
@@ -517,7 +524,8 @@ def test_the_saver_is_killed(node, times):
         await node.saver.start()
         killed = []
         os.kill(node.saver._process.pid, signal.SIGSTOP)
-        link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
+        buffer = fill(post, node.root, 5)
+        link.staged(buffer, str(node.root), 5, Finishing())
         await node.shard(Part.STAGED)
         for _ in range(times):
             process = node.saver._process
@@ -530,8 +538,49 @@ def test_the_saver_is_killed(node, times):
         shard = (await node.report(ShardReported)).shard
         assert shard.part is (Part.WRITTEN if times == 1 else Part.MISSED), shard
         assert times == 1 or "killed by SIGKILL" in shard.why
+        assert StagingBuffer.open(buffer).mark == EMPTY
         link.staged(fill(post, node.root, 6, number=1), str(node.root), 6, Finishing())
         assert await node.shard(Part.WRITTEN) == Shard(0, 6, Part.WRITTEN)
+
+    node(story)
+
+
+def test_no_saver_can_be_started(node, monkeypatch):
+    """The buffer may be filled again, unless that has been done already."""
+
+    async def story(node):
+        async def fail(*_):
+            raise SpawnFailed("python", errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        monkeypatch.setattr(Guard, "spawn", fail)
+        node.begin()
+        link, post = await node.link()
+        for step, marks in ((5, EMPTY), (6, FULL)):
+            buffer = fill(post, node.root, step)
+            link.staged(buffer, str(node.root), 5, Finishing())
+            missed = await node.shard(Part.MISSED)
+            assert "python" in missed.why
+            assert StagingBuffer.open(buffer).mark == marks
+
+    node(story)
+
+
+def test_a_buffer_that_is_filled_again_before_the_saver_has_answered(node):
+    """It stays busy until the second state is written, too."""
+
+    async def story(node):
+        answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        asked = iter(answers)
+        node.saver.ask = lambda **_: next(asked)
+        node.begin()
+        link, post = await node.link()
+        for step in (5, 6):
+            link.staged(post.folder / "buffer", str(node.root), step, Finishing())
+            await node.shard(Part.STAGED)
+        for step, busy in ((5, {"buffer"}), (6, frozenset())):
+            answers[step - 5].set_result({"saved": {}})
+            assert await node.shard(Part.WRITTEN) == Shard(0, step, Part.WRITTEN)
+            assert (await node.link())[1].busy == busy
 
     node(story)
 
@@ -676,19 +725,19 @@ def test_shared_folder(tmp_path):
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        left = make_shared_folder(tmp_path, str(place))
+        left = make_shared_folder(tmp_path, place)
         (left / "slot-0-0").write_bytes(b"x")
         os.write(writer, str(left).encode())
         signal.pause()
     left = Path(os.read(reader, 4096).decode())
-    sweep(str(place))
+    sweep(place)
     assert left.stat().st_mode & 0o777 == 0o700
     assert (left / "slot-0-0").exists()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     (place / "elastic-launch-being-made").mkdir()
     (place / "somebody-else").mkdir()
-    mine = make_shared_folder(tmp_path, str(place))
+    mine = make_shared_folder(tmp_path, place)
     assert sorted(os.listdir(place)) == sorted([mine.name, "elastic-launch-being-made", "somebody-else"])
     os.close(reader)
     os.close(writer)
@@ -696,4 +745,51 @@ def test_shared_folder(tmp_path):
 
 def test_no_shared_memory(tmp_path):
     """Then it is an ordinary folder, which goes with the others."""
-    assert make_shared_folder(tmp_path, str(tmp_path / "nowhere")) == tmp_path / "buffers"
+    assert make_shared_folder(tmp_path, tmp_path / "nowhere") == tmp_path / "buffers"
+
+
+@pytest.mark.parametrize("moment", ["open", "flock", "rename"])
+def test_a_folder_that_is_being_made_while_another_sweeps(tmp_path, monkeypatch, moment):
+    """It is there afterwards, and held, whenever the other one came."""
+    place = tmp_path / "shm"
+    place.mkdir()
+    module = fcntl if moment == "flock" else os
+    real = getattr(module, moment)
+
+    def meanwhile(*args):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, moment, real)
+            sweep(place)
+            done = real(*args)
+            sweep(place)
+        return done
+
+    monkeypatch.setattr(module, moment, meanwhile)
+    folder = make_shared_folder(tmp_path, place)
+    monkeypatch.undo()
+    assert folder.parent == place
+    sweep(place)
+    assert os.listdir(folder) == ["lock"]
+
+
+def test_a_child_does_not_hold_what_its_parent_held(tmp_path):
+    """A data loader that outlives a program does not keep the program's buffers."""
+    folder = hold_own_folder(tmp_path)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        sweep(tmp_path)
+        assert folder.path.exists()
+        folder.let_go()
+        wait_until(lambda: sweep(tmp_path) or not folder.path.exists())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -10,16 +11,17 @@ import socket
 import subprocess
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastic_adapter.core import frames
-from elastic_adapter.core.checkpoint import paddlestate, torchstate
+from elastic_adapter.core.checkpoint import hashing, paddlestate, torchstate
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.manifest import MANIFEST, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_from_bytes, order_to_bytes
-from elastic_adapter.core.checkpoint.saving import Incomplete, Unverified, finish, missing, prepare, write_part
+from elastic_adapter.core.checkpoint.saving import Incomplete, Taken, Unverified, finish, missing, prepare, write_part
 from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
 from helpers.frameworks import imported
@@ -266,17 +268,123 @@ def test_parts_that_are_not_there(framework, shared, tmp_path):
 
 
 def test_what_does_not_verify(framework, shared, tmp_path):
-    """Never becomes a checkpoint: it is moved aside as broken, while it is still a draft."""
+    """Never becomes a checkpoint, and is not kept: it never was one, and the next save is another try."""
     staged(framework, shared, state_of(framework, 1), tmp_path)
     draft = write_part(*taken(shared))
     (file,) = draft.path.glob("rank_0.*")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Unverified, match=rf"is damaged: .* kept as {tmp_path / NAME}.broken"):
+    with pytest.raises(Unverified, match=r"is damaged: .*not what was read back from the storage"):
         prepare(draft, 1, verify="full")
-    assert list(Store(tmp_path).newest_first()) == []
-    assert os.listdir(tmp_path) == [f"{NAME}.broken"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_can_not_be_read_back(framework, shared, tmp_path, monkeypatch):
+    """Is not called damaged, and is no checkpoint either: whoever asked is told why."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "check", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            prepare(draft, 1)
+    assert os.listdir(tmp_path) == [draft.path.name]
+    assert prepare(draft, 1) == NAME
+
+
+@pytest.mark.parametrize("how", ["sample", "full"])
+def test_it_is_read_back_from_the_storage(framework, shared, tmp_path, monkeypatch, how):
+    """Past the page cache, which would only tell what was meant to be written."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    read, init = [], hashing.Reader.__init__
+
+    def noted(reader, path, *, stored=False):
+        read.append((Path(path).name, stored))
+        init(reader, path, stored=stored)
+
+    monkeypatch.setattr(hashing.Reader, "__init__", noted)
+    prepare(draft, 1, verify=how)
+    assert read == [(file.name, True) for file in draft.path.glob("rank_0.*")]
+    read.clear()
+    prepare(draft, 1, verify="off")
+    assert read == []
+
+
+class Disk:
+    """What a power loss would leave: the files that were synced as they are now, and names in folders that were."""
+
+    def __init__(self, monkeypatch):
+        self.sizes, self.names, self.renamed = {}, {}, []
+        fsync, rename = os.fsync, os.rename
+
+        def synced(fd):
+            fsync(fd)
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path.is_dir():
+                self.names[path] = set(os.listdir(path))
+            else:
+                self.sizes[path] = path.stat().st_size
+
+        def moved(old, new, **options):
+            old, new = Path(old), Path(new)
+            if old in self.sizes:
+                self.sizes[new] = self.sizes.pop(old)
+            self.renamed.append((old, new, dict(self.sizes), dict(self.names)))
+            rename(old, new, **options)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "rename", moved)
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name(framework, shared, tmp_path, monkeypatch):
+    """Each file, then the manifest, then their folder; and the name itself, before anybody is told of it."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    disk = Disk(monkeypatch)
+    place = finish(write_part(*taken(shared)), 1, md5=True)
+    by_name = {new.name: (old, sizes, names) for old, new, sizes, names in disk.renamed}
+    draft, sizes, names = by_name[place.name]
+    files = {path.name: path.stat().st_size for path in place.iterdir()}
+    assert len(files) == 3
+    assert {name: sizes.get(draft / name) for name in files} == files
+    assert names[draft] >= set(files)
+    # The manifest tells of files that are there.
+    _, sizes, _ = by_name[MANIFEST]
+    assert {name for name in files if name != MANIFEST} <= {path.name for path in sizes}
+    assert place.name in disk.names[tmp_path]
+
+
+def test_its_name_is_taken(framework, shared, tmp_path):
+    """By another run's, which stays: this one is never entered anywhere, and nothing of it is left."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    order, data = taken(shared)
+    for token in ("run1", "run2"):
+        draft = write_part(replace(order, token=token), data)
+        if token == "run1":
+            finish(draft, 1)
+    with pytest.raises(Taken, match="was there before, and stays as it is"):
+        prepare(draft, 1)
+    assert os.listdir(tmp_path) == [NAME]
+
+
+def test_a_saver_that_was_killed_before_it_could_answer(framework, shared, tmp_path):
+    """What it had written counts; what is in the buffer by now is another's, and is left to that one."""
+    part = {"root": str(tmp_path), **WHICH, "rank": 0}
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    with SaverProcess() as saver:
+        for _ in range(2):
+            saver.ask({"save": str(shared), "part": part})
+            saved = saver.answer()["saved"]
+            assert (saved["step"], saved["rank"]) == (40, 0)
+        shared.unlink()
+        staged(framework, shared, state_of(framework, 2), tmp_path)
+        saver.ask({"save": str(shared), "part": {**part, "step": 30}})
+        assert saver.answer()["failed"] == "the state of step 30 is not there any more"
+        assert StagingBuffer.open(shared).step == 40
 
 
 def test_a_broken_one_in_its_place(framework, shared, tmp_path):
@@ -339,3 +447,16 @@ def test_a_saver_that_is_killed_is_followed_by_another(framework, shared, tmp_pa
         (found,) = Store(root).newest_first()
         assert Store(root).trouble(found) == ""
         shutil.rmtree(root)
+
+
+def test_the_saver_steps_back(tmp_path):
+    """A training's processes come first, at the processors and at the disks."""
+    with SaverProcess() as saver:
+        saver.ask({"save": "/nowhere"})
+        saver.answer()
+        status = Path(f"/proc/{saver.process.pid}/stat").read_text().rpartition(")")[2].split()
+        nice, policy = int(status[16]), int(status[38])
+        asked = subprocess.run(["ionice", "-p", str(saver.process.pid)], capture_output=True, text=True, check=True)
+    assert nice - os.nice(0) == 10
+    assert policy == os.SCHED_BATCH
+    assert asked.stdout.strip() == "idle"

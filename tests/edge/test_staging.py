@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.checkpoint.buffers import Buffers
 from elastic_adapter.core.checkpoint.staging import EMPTY, FILLING, FULL, SAVING, NoRoom, StagingBuffer
 
 MIB = 1 << 20
@@ -81,6 +83,53 @@ def test_too_much(path):
     assert not other.exists()
 
 
+@pytest.fixture
+def cgroup():
+    """A memory cgroup of 64 MiB."""
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    root, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
+    folder = root / f"elastic-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        if not (folder / limit).exists():
+            pytest.skip("memory can't be limited here")
+        (folder / limit).write_text(str(64 * MIB))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+LIMITED = """
+import os, sys
+from pathlib import Path
+from elastic_adapter.core.checkpoint.staging import NoRoom, StagingBuffer
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+for mib in (8, 128):
+    path = Path(f"{sys.argv[2]}-{mib}")
+    try:
+        StagingBuffer.create(path, mib << 20)
+        print("made", flush=True)
+    except NoRoom as error:
+        print(error, flush=True)
+    path.unlink(missing_ok=True)
+"""
+
+
+def test_the_limit_of_a_container(path, cgroup):
+    """The machine has more, and this process may not have it: it is told so, and not killed for taking it."""
+    argv = [sys.executable, "-c", LIMITED, str(cgroup), str(path)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False, timeout=50)
+    for left in path.parent.glob(f"{path.name}-*"):
+        left.unlink()
+    assert done.returncode == 0
+    made, refused = done.stdout.splitlines()
+    assert made == "made"
+    assert re.fullmatch(r"/dev/shm has room for \d\d MiB, and 128 MiB are needed", refused)
+
+
 def test_something_else(path):
     """A file of somebody else's is not taken for a buffer."""
     path.write_bytes(bytes(3 * 4096))
@@ -126,3 +175,40 @@ def test_kill_9_while_it_is_filled(path):
             held.data.release()
         buffer.close()
     assert found
+
+
+def test_every_page_is_there_before_it_is_needed(path):
+    """The first copy is as fast as the others: no page has to be found for it."""
+    made = StagingBuffer.create(path, 8 * MIB)
+    rows = Path("/proc/self/smaps").read_text().partition(str(path))[2].splitlines()
+    resident = next(int(row.split()[1]) for row in rows if row.startswith("Rss:"))
+    assert resident * 1024 >= made.capacity >= 8 * MIB
+
+
+class TestBuffers:
+    """The two of one worker."""
+
+    @pytest.fixture
+    def folders(self, tmp_path):
+        """In memory, and beside the checkpoints."""
+        memory, root = tmp_path / "memory", tmp_path / "root"
+        memory.mkdir()
+        root.mkdir()
+        return memory, root
+
+    @pytest.mark.parametrize("change", ["removed", "replaced"])
+    def test_somebody_else_s_hands(self, folders, change):
+        """What was removed can't be written by anybody: it is made anew, and does not stay busy for ever."""
+        buffers = Buffers.at(folders[0], "slot-0", folders[1], "run", frozenset())
+        for step in (1, 2):
+            assert buffers.take(MIB, wait=False).fill(step, 1, b"order", 4, copier(b"data"))
+        assert buffers.take(MIB, wait=False) is None
+        for path in folders[0].iterdir():
+            path.unlink()
+            if change == "replaced":
+                path.write_bytes(b"x")
+        for step in (3, 4):
+            taken = buffers.take(MIB, wait=False)
+            assert taken.fill(step, 1, b"order", 4, copier(b"data"))
+            assert StagingBuffer.open(taken.path).step == step
+        assert buffers.take(MIB, wait=False) is None

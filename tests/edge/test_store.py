@@ -175,9 +175,23 @@ def test_what_is_kept(store):
     for step in range(10, 80, 10):
         save(store, step)
     broken(store.root / folder_name(70, 1), "manifest")
-    assert store.prune(2, 30) == tuple(folder_name(step, 1) for step in (10, 20, 40))
+    assert store.prune(folder_name(60, 1), 2, 30) == tuple(folder_name(step, 1) for step in (10, 20, 40))
     assert sorted(os.listdir(store.root)) == [folder_name(step, 1) for step in (30, 50, 60, 70)]
-    assert store.prune(None, None) == ()
+    assert store.prune(folder_name(60, 1), None, None) == ()
+
+
+def test_one_that_was_just_saved_is_kept(store):
+    """Though others have more steps: who went back behind them goes on from here, and does not touch them."""
+    for step in (10, 40, 50):
+        save(store, step)
+    save(store, 20, generation=2)
+    assert store.prune(folder_name(20, 2), 1, None) == (folder_name(10, 1),)
+    save(store, 30, generation=2)
+    assert store.prune(folder_name(30, 2), 1, None) == (folder_name(20, 2),)
+    assert sorted(os.listdir(store.root)) == [folder_name(30, 2), folder_name(40, 1), folder_name(50, 1)]
+    save(store, 60, generation=2)
+    assert len(store.prune(folder_name(60, 2), 2, None)) == 2
+    assert sorted(os.listdir(store.root)) == [folder_name(50, 1), folder_name(60, 2)]
 
 
 def test_drafts_that_nobody_finishes_are_swept(store):
@@ -226,7 +240,7 @@ while True:
     step += 1
     test_store.save(store, step, data=test_store.DATA[step % 1000:])
     print(step, flush=True)
-    store.prune(3, None)
+    store.prune(test_store.folder_name(step, 1), 3, None)
 """
 
 

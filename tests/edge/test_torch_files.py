@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import zipfile
 from collections import Counter, OrderedDict
 
@@ -18,6 +19,7 @@ from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Ref
 from elastic_adapter.core.checkpoint.hashing import digest, verify_file, verify_sample
 from elastic_adapter.core.checkpoint.torchfile import TensorRef, read_torch, write_torch
 from elastic_adapter.core.checkpoint.torchstate import load_torch, skeleton
+from elastic_adapter.core.checkpoint.trees import DEEPEST
 
 torch = pytest.importorskip("torch")
 
@@ -479,6 +481,11 @@ class Evil:
         return self.reduced
 
 
+class Objecting:
+    def __reduce__(self):
+        raise ValueError("not me,\nand not today")
+
+
 def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
     """With the place of what is wrong with it."""
     import numpy as np
@@ -492,6 +499,8 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
         (torch.ones(2).to_sparse(), "torch._utils._rebuild_sparse_tensor"),
         (torch.ones(2, device="meta"), "torch._utils._rebuild_meta_tensor_no_storage"),
         (torch.nn.Linear, "torch.nn.modules.linear.Linear"),
+        (threading.Lock(), "what can't be pickled (TypeError: cannot pickle '_thread.lock' object)"),
+        (Objecting(), "what can't be pickled (ValueError: not me, and not today)"),
     ):
         with pytest.raises(Refused, match=r"^the state at extra/1 was refused: it asks for") as caught:
             skeleton(torch, {"model": torch.ones(3), "extra": [1, value]})
@@ -504,6 +513,29 @@ def test_what_the_worker_does_not_see_the_saver_refuses():
         made, sources = skeleton(torch, {"x": value})
         with pytest.raises(Refused, match=r"^the state was refused"):
             write_torch(io.BytesIO(), made, [memoryview(source.numpy()) for source in sources])
+
+
+def nested(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("levels", [DEEPEST - 1, 1000, 100_000])
+def test_a_state_that_is_nested_too_deeply(levels):
+    """It is refused where it begins, by whoever saves: nobody would read it."""
+    with pytest.raises(Refused, match=rf"^the state( at extra(/0)+)? was refused: it asks for more than {DEEPEST} "):
+        skeleton(torch, {"model": torch.ones(3), "extra": nested(levels)})
+    skeleton(torch, {"model": torch.ones(3), "extra": nested(DEEPEST - 2)})
+
+
+def test_what_is_refused_in_a_list_that_holds_itself():
+    """It is found, and the search ends."""
+    found = [threading.Lock()]
+    found.insert(0, found)
+    with pytest.raises(Refused, match=r"^the state at extra/0(/0)+ was refused: it asks for what can't be pickled"):
+        skeleton(torch, {"extra": found})
 
 
 DANGEROUS = [
@@ -575,6 +607,14 @@ ODD = {
     "a tensor of the user's class": (
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ccollections\nOrderedDict\nccollections\nOrderedDict\n)}tR.",
         Damaged,
+    ),
+    "a tensor by a function by a function": (
+        b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\nq\0(h\0ctorch\nTensor\nq\1"
+        + b"(h\0h\1" * 3000
+        + b")"
+        + b"Nt" * 3001
+        + b"R.",
+        Refused,
     ),
     "more dimensions than torch has": (
         tensor(storage(), shape=b"(" + b"K\x01" * 65 + b"t", stride=b"(" + b"K\x01" * 65 + b"t"),

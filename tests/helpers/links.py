@@ -15,8 +15,11 @@ class PlayedLink:
         self.writes = writes
         # By the number of steps that are done.
         self.asks = {}
+        # What went wrong, once what was staged is written: by the number of steps.
+        self.fails = {}
         self.calls = []
         self.buffers = []
+        self.told = []
 
     def open(self, root):
         self.calls.append("open")
@@ -41,7 +44,10 @@ class PlayedLink:
     def staged(self, buffer, root, step, finishing):
         self.calls.append(("staged", step))
         self.buffers.append(buffer)
-        if self.writes:
+        if (trouble := self.fails.pop(step, None)) is not None:
+            save(buffer)
+            self.told.append(trouble)
+        elif self.writes:
             save(buffer)
             which = {"root": root, "step": step, "generation": self.post.generation, "token": self.post.token}
             put_together(**which, world_size=self.post.world_size, verify=finishing.verify, md5=finishing.md5)
@@ -57,7 +63,8 @@ class PlayedLink:
         return True
 
     def troubles(self):
-        return ()
+        told, self.told = tuple(self.told), []
+        return told
 
     def close(self):
         self.calls.append("close")

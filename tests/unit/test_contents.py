@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
+from enum import IntEnum
 
 import pytest
 
 from elastic_adapter.core.checkpoint.contents import (
     Training,
     lay_out,
+    own_epoch,
     random_states,
+    sampler_facts,
     set_random_states,
     several,
     states,
 )
 from elastic_adapter.core.checkpoint.files import Hole, Skeleton
+from elastic_adapter.core.checkpoint.sampler import ElasticSampler
+from elastic_adapter.core.errors import UserError
 
 
 class Bytes:
@@ -93,6 +99,66 @@ def test_states():
 def test_several(thing, expected):
     """One, or each of a dict, by what the names of its tensors begin with."""
     assert several(thing) == expected
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ElasticSampler(8, 2).state_dict(),
+        {"seen": [1, 2.5, "x", None, True], "inner": {"a": {}}},
+        [5],
+        7,
+        OrderedDict(a=IntEnum("Kind", "one").one),
+    ],
+)
+def test_a_sampler_s_state(state):
+    """What JSON gives back as it was is kept."""
+    assert sampler_facts(state) == state
+
+
+def test_tuples_of_a_sampler():
+    """They come back as lists, as everybody knows who has written JSON before."""
+    assert sampler_facts({"seen": (1, (2, [3]))}) == {"seen": [1, [2, [3]]]}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"position": 3, "seen": {5: 1}}, "the keys of dicts are no text at 'seen'"),
+        ({1: 2, "a": 3}, "the keys of dicts are no text at 1"),
+        ([{True: 2}], "the keys of dicts are no text$"),
+        ({"a": float("nan")}, "Out of range float values"),
+        ({"a": {1, 2}}, "Object of type set is not JSON serializable"),
+        ({"a": b"x"}, "Object of type bytes is not JSON serializable"),
+        ({(1, 2): 3}, "keys must be str"),
+    ],
+)
+def test_a_sampler_s_state_that_would_come_back_as_something_else(state, words):
+    """It is refused, with its name."""
+    with pytest.raises(UserError, match=f"^the state of the sampler has to be plain JSON: .*{words}"):
+        sampler_facts(state)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"epoch": 3, "own_epoch": True, "sampler": {"epoch": 3}}, 3),
+        ({"epoch": 3, "own_epoch": False, "sampler": {"epoch": 3}}, None),
+        ({"epoch": 3, "own_epoch": False}, 3),
+        ({"epoch": 0, "own_epoch": False}, None),
+        ({"epoch": 0, "own_epoch": True}, 0),
+        # Of older versions.
+        ({"epoch": 3, "sampler": {"epoch": 3}}, None),
+        ({"epoch": 3, "sampler": {"epoch": 2}}, 3),
+        ({"epoch": 3, "sampler": [5]}, 3),
+        ({"epoch": 3}, 3),
+        ({"epoch": 0}, None),
+    ],
+)
+def test_whose_epoch_it_was(facts, expected):
+    """A sampler's goes on with it, if it is restored; the user's own stays until it is set again."""
+    assert own_epoch(facts, ElasticSampler(8, 2)) == expected
+    assert own_epoch(facts, None) == facts["epoch"]
 
 
 def test_random_numbers():

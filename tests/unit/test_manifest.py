@@ -432,27 +432,38 @@ class TestObsolete:
     def test_table(self, steps, keep_last, keep_every, gone):
         """The last ones are kept, and those at round steps for ever; the oldest goes first."""
         folders = [folder_name(step, 1) for step in steps]
-        assert obsolete(reversed(folders), keep_last, keep_every) == tuple(folder_name(step, 1) for step in gone)
+        newest = folders[-1] if folders else folder_name(1, 1)
+        found = obsolete(reversed(folders), newest, keep_last, keep_every)
+        assert found == tuple(folder_name(step, 1) for step in gone)
+
+    @pytest.mark.parametrize(("saved", "gone"), [(4, [1, 2, 3]), (3, [1, 2]), (2, [1]), (1, []), (9, [])])
+    def test_those_with_more_steps(self, saved, gone):
+        """Do not count, and stay."""
+        folders = [folder_name(step, 1) for step in (1, 2, 3, 4)]
+        assert obsolete(folders, folder_name(saved, 1), 1) == tuple(folder_name(step, 1) for step in gone)
 
     def test_generations_of_one_step(self):
         """Each is one of the last by itself."""
         folders = [folder_name(5, 1), folder_name(5, 2), folder_name(6, 2)]
-        assert obsolete(folders, 2) == (folders[0],)
-        assert obsolete(folders, 1, 5) == ()
+        assert obsolete(folders, folders[-1], 2) == (folders[0],)
+        assert obsolete(folders, folders[-1], 1, 5) == ()
+        assert obsolete(folders, folders[1], 1) == (folders[0],)
 
     @LIMITS
     @given(
         st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), unique=True, min_size=1),
         st.none() | st.integers(0, 9),
         st.none() | st.integers(1, 9),
+        st.data(),
     )
-    def test_never_the_newest(self, pairs, keep_last, keep_every):
-        """Whatever is asked for; and no more is kept than was asked for."""
+    def test_never_what_was_saved(self, pairs, keep_last, keep_every, data):
+        """Whatever is asked for, nor one with more steps; and no more is kept than was asked for."""
         folders = [folder_name(*pair) for pair in pairs]
-        gone = obsolete([*folders, "notes.txt"], keep_last, keep_every)
-        kept = [folder for folder in newest_first(folders) if folder not in gone]
-        assert kept[0] == max(folders)
-        assert set(gone) <= set(folders)
+        saved = data.draw(st.sampled_from(folders))
+        gone = obsolete([*folders, "notes.txt"], saved, keep_last, keep_every)
+        kept = [folder for folder in newest_first(folders) if folder not in gone and folder <= saved]
+        assert kept[0] == saved
+        assert set(gone) <= {folder for folder in folders if folder < saved}
         beyond = [folder for folder in kept if keep_every is None or parse_folder(folder)[0] % keep_every]
         assert keep_last is None or len(beyond) <= max(1, keep_last)
 
