@@ -36,6 +36,7 @@ from elastic_adapter.core.model import (
     Assignment,
     Check,
     Drain,
+    Drop,
     Dump,
     Explain,
     Failed,
@@ -50,7 +51,9 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    SaveDirective,
     Seat,
+    Settle,
     Stopped,
     Verdict,
     Wait,
@@ -73,8 +76,6 @@ log = logging.getLogger(__name__)
 _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
 # Directives that make those before them void, or may.
 _DECIDING = Run | Drain | Hold | Halt | Check
-# Directives about checkpoints: they change nothing for the workers' lives, and are followed at once.
-_SAVING = Pause | SaveAt | Prepare | Publish | Resume
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
@@ -231,7 +232,7 @@ class Agent:
                 return outcome
             case WorkerEnded(worker=worker):
                 await self._report_exit(worker)
-            case Pause() | SaveAt() | Prepare() | Publish() | Resume():
+            case Pause() | SaveAt() | Prepare() | Publish() | Settle() | Drop() | Resume():
                 self._desk.follow(incident)
             case _:
                 return await self._handle_trouble(incident)
@@ -321,7 +322,8 @@ class Agent:
                 self._guard.signal(worker.process, self._node.leave_signal)
 
     def notice(self, notice: Notice) -> None:
-        if isinstance(notice, _SAVING):
+        if isinstance(notice, SaveDirective):
+            # It changes nothing for the workers' lives, and is followed at once.
             if isinstance(notice, Pause):
                 self._patient_until = time.monotonic() + self._job.drain_s
             self._desk.follow(notice)

@@ -33,7 +33,7 @@ class MemberJoined:
     exits: tuple[WorkerExit, ...] = ()
     # Whether it is being checked, and takes no part until that is over.
     checking: bool = False
-    # Of that generation: the ranks here that save checkpoints, what they have saved and is not published, and what
+    # Of that generation: the ranks here that can be asked to save, what they have saved and is not settled, and what
     # rank 0 found to go on from, where it was asked; None: it was not, or has not found out yet.
     savers: tuple[int, ...] = ()
     shards: tuple[Shard, ...] = ()
@@ -151,7 +151,16 @@ class NodeCleared:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointerOpened:
-    """A worker saves checkpoints, and can be asked to."""
+    """A worker looks after its steps whether it is to save: it can be asked to."""
+
+    node: str
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointerClosed:
+    """A worker that could be asked to save can't any more: it does no further step, or is gone."""
 
     node: str
     generation: int
@@ -169,7 +178,7 @@ class SaveWanted:
 
 @dataclass(frozen=True, slots=True)
 class StepsReached:
-    """The answer to a Pause: no worker of the node gets beyond so many steps before it is told more."""
+    """The answer to a Pause: no worker of the node had done so many steps, and at its next one each waits."""
 
     node: str
     generation: int
@@ -265,6 +274,7 @@ Event: TypeAlias = (
     | NodeChecked
     | NodeCleared
     | CheckpointerOpened
+    | CheckpointerClosed
     | SaveWanted
     | StepsReached
     | ShardReported

@@ -17,6 +17,7 @@ from elastic_adapter.core.blame import COMPLAINS, Inquest, by_cause, follows, li
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointEntered,
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -51,7 +52,7 @@ from elastic_adapter.core.events import (
     WorkerExited,
 )
 from elastic_adapter.core.hang import Hang, Pulse, convict, why
-from elastic_adapter.core.ledger import Saves
+from elastic_adapter.core.ledger import ENTRIES_KEPT, Save, Saves
 from elastic_adapter.core.levels import admits, grows, survives_loss
 from elastic_adapter.core.membership import Settled, Waiting
 from elastic_adapter.core.model import (
@@ -66,6 +67,8 @@ from elastic_adapter.core.model import (
     Level,
     Member,
     Outcome,
+    Prepare,
+    Publish,
     Resume,
     Run,
     Stopped,
@@ -150,6 +153,7 @@ def _step(job: Job, event: Event, now: float) -> Step:
             return _part_lost(job, reason, now) if is_active(job) and job.absent else (job, ())
         case (
             CheckpointerOpened()
+            | CheckpointerClosed()
             | StepsReached()
             | ShardReported()
             | CheckpointPrepared()
@@ -231,7 +235,8 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
         case MemberJoined(member=member):
             before, job = job, with_member(accounted_for(job, member.node), member)
             job, told = _heard_of_saves(job, event, now)
-            commands = (*told, *_orders(before, job, member.node), Send(member.node, Wait(_closing_words(job))))
+            orders = _orders(before, job, event)
+            commands = (*told, *orders, Send(member.node, Wait(_closing_words(job))))
         case MemberLost(node=node) | MemberSilent(node=node):
             job = without_member(job, node)
         case MemberLeaving(node=node) if job.member(node) is None:
@@ -240,6 +245,7 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             return _conclude(job, phase.outcome)
         case (
             CheckpointerOpened()
+            | CheckpointerClosed()
             | StepsReached()
             | ShardReported()
             | CheckpointPrepared()
@@ -251,10 +257,17 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             job, commands = saves.time_passed(job, now)
         case _:
             return job, ()
-    if in_flight(job) is not None and now < phase.until:
+    save = in_flight(job)
+    if save is not None and now < phase.until:
         return job, commands
+    late = () if save is None else (_not_waited_for(save),)
     after, more = _conclude(job, phase.outcome)
-    return after, (*commands, *more)
+    return after, (*commands, *late, *more)
+
+
+def _not_waited_for(save: Save) -> Tell:
+    words = f"the checkpoint of step {save.step}, which is being written, is not waited for any longer"
+    return Tell(words, "checkpoint")
 
 
 def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
@@ -265,7 +278,7 @@ def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
     node, world = joined.member.node, after.world
     if isinstance(after.phase, Finished) or world is None or world != job.world or after.member(node) is None:
         return after, (*told, *commands)
-    commands = (*told, *commands, *_orders(job, after, node))
+    commands = (*told, *commands, *_orders(job, after, joined))
     if is_active(after) and node in world.nodes:
         after, more = _caught_up(after, joined, world, now)
         commands = (*commands, *more)
@@ -279,28 +292,38 @@ def _heard_of_saves(job: Job, joined: MemberJoined, now: float) -> Step:
     if world is None or generation != world.generation:
         return job, ()
     told: tuple[Command, ...] = ()
-    events: tuple[CheckpointerOpened | ShardReported, ...] = (
-        *(CheckpointerOpened(node, generation, rank) for rank in joined.savers),
-        *(ShardReported(node, generation, shard) for shard in joined.shards),
-    )
-    for event in events:
-        job, commands = saves.hear(job, event, now)
-        told = (*told, *(each for each in commands if isinstance(each, Tell)))
-    return job, told
+    if node in world.nodes:
+        # Some may have closed their Checkpointer while nobody heard of it.
+        others = job.saves.savers - world.ranks(node)
+        job = saves.with_savers(job, others | (world.ranks(node) & set(joined.savers)))
+    for shard in joined.shards:
+        job, commands = saves.hear(job, ShardReported(node, generation, shard), now)
+        # What this node itself is to do, it is told when it is taken in.
+        told = (*told, *(each for each in commands if not isinstance(each, Send) or each.node != node))
+    return job, tuple(each for each in told if not _is_order(each))
 
 
-def _orders(before: Job, after: Job, node: str) -> tuple[Command, ...]:
-    """What rank 0's node is to do now that this one is here; if that is the same, what was said may have been lost."""
-    world = after.world
+def _is_order(command: Command) -> bool:
+    return isinstance(command, Send) and isinstance(command.directive, Prepare | Publish)
+
+
+def _orders(before: Job, after: Job, joined: MemberJoined) -> tuple[Command, ...]:
+    """What rank 0's node is to do now that this one is here; if that is the same, what was said may have been lost.
+
+    And what this one has parts of, and is done with.
+    """
+    world, node = after.world, joined.member.node
     if world is None:
         return ()
     known = saves.orders(before) if node != world.nodes[0] else ()
-    return tuple(
+    orders = tuple(
         command
         for order in saves.orders(after)
         if order not in known
         for command in _send_to(after, world.nodes[:1], order)
     )
+    here = node in world.nodes and joined.seen == world.generation
+    return (*orders, *(saves.overdue(after, node, joined.shards) if here else ()))
 
 
 def _caught_up(job: Job, joined: MemberJoined, world: World, now: float) -> Step:
@@ -933,6 +956,7 @@ def _stop_requested(job: Job, event: StopRequested, now: float) -> Step:
 def _saved(
     job: Job,
     event: CheckpointerOpened
+    | CheckpointerClosed
     | StepsReached
     | ShardReported
     | CheckpointPrepared
@@ -1002,7 +1026,7 @@ def _found(job: Job, event: CheckpointsFound) -> Step:
         return job, ()
     first = event.found[0] if event.found else None
     saved = replace(job.saves, resumed=True, resume_from=first)
-    job = replace(job, saves=saved, checkpoints=job.checkpoints or event.found)
+    job = replace(job, saves=saved, checkpoints=job.checkpoints or event.found[:ENTRIES_KEPT])
     words = f"goes on from {first.uri}" if first is not None else "begins without a checkpoint: there is none"
     return job, (
         _keep(job),
@@ -1038,12 +1062,10 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     if until is not None and now >= until:
         # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
         return _try_to_form(replace(job, doubtful=(), broken=True), now)
-    if in_flight(job) is not None and phase.save_until is not None and now >= phase.save_until:
+    save = in_flight(job)
+    if save is not None and phase.save_until is not None and now >= phase.save_until:
         after, commands = _try_to_form(replace(job, phase=replace(phase, save_until=None)), now)
-        return after, (
-            Tell("the checkpoint that was being written is not waited for any longer", "checkpoint"),
-            *commands,
-        )
+        return after, (_not_waited_for(save), *commands)
     reminded = replace(phase, remind_at=now + _REMIND_S)
     return replace(job, phase=reminded), (
         Tell(f"still holding after {now - phase.since:.0f} s: {phase.reason}", "hold"),

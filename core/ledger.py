@@ -7,6 +7,8 @@ from enum import IntEnum
 
 from elastic_adapter.core.model import CheckpointRef, Part, Shard
 
+# How many checkpoints the ledger knows.
+ENTRIES_KEPT = 64
 # How many steps that are done with are remembered: news of one comes a moment later, if at all.
 _SETTLED_KEPT = 16
 
@@ -33,6 +35,8 @@ class Save:
     written: frozenset[int] = frozenset()
     stage: Stage = Stage.WRITING
     uri: str = ""
+    # Until when all ranks have to have staged their parts; None: they have.
+    staged_by: float | None = None
     # When the ledger is asked again, after it could not be reached.
     enter_at: float | None = None
 
@@ -58,7 +62,8 @@ class Ask:
     until: float
     # Who has answered: up to which step its workers may have got.
     bounds: tuple[tuple[str, int], ...] = ()
-    # Where they save, once that is known.
+    # Where they save, once that is known: each at the first step that is not before this one. Whoever counts in larger
+    # steps than one may never have done exactly so many.
     step: int | None = None
 
 
@@ -66,7 +71,7 @@ class Ask:
 class Saves:
     """All of this of one world."""
 
-    # The ranks that can be asked to save.
+    # The ranks that can be asked to save: those that look after their steps whether they are.
     savers: frozenset[int] = frozenset()
     under_way: tuple[Save, ...] = ()
     ask: Ask | None = None
@@ -75,8 +80,9 @@ class Saves:
     # Whether it is known what this world goes on from, if it did not say so itself; and what that is.
     resumed: bool = False
     resume_from: CheckpointRef | None = None
-    # Steps that are done with, one way or the other, the last of them: what is told of them now is nothing new.
-    settled: tuple[int, ...] = ()
+    # Steps that are done with, the last of them, and why nothing came of each; empty: something did. What is told of
+    # them now is nothing new.
+    settled: tuple[tuple[int, str], ...] = ()
 
     def find(self, step: int) -> Save | None:
         return next((each for each in self.under_way if each.step == step), None)
@@ -86,9 +92,18 @@ class Saves:
         others = (each for each in self.under_way if each.step != save.step)
         return replace(self, under_way=tuple(sorted((*others, save), key=lambda each: each.step)))
 
-    def without(self, *steps: int) -> Saves:
-        """Without what is over, one way or the other; who asked for one of these has an answer."""
-        ask = None if self.ask is not None and self.ask.step in steps else self.ask
+    def without(self, *steps: int, why: str = "") -> Saves:
+        """Without what is over, one way or the other."""
         under_way = tuple(each for each in self.under_way if each.step not in steps)
-        settled = (*self.settled, *(step for step in steps if step not in self.settled))[-_SETTLED_KEPT:]
-        return replace(self, under_way=under_way, ask=ask, settled=settled)
+        others = (each for each in self.settled if each[0] not in steps)
+        settled = (*others, *((step, why) for step in steps))[-_SETTLED_KEPT:]
+        return replace(self, under_way=under_way, settled=settled)
+
+    def end_of(self, step: int) -> str | None:
+        """Why nothing came of a step, or that something did; None: it is not done with, as far as is remembered."""
+        return dict(self.settled).get(step)
+
+    def is_asked_for(self, step: int) -> bool:
+        """Whether this is the checkpoint that ranks were asked for: the first one from that step on."""
+        asked = self.ask.step if self.ask is not None else None
+        return asked is not None and asked <= step and not any(asked <= each.step < step for each in self.under_way)

@@ -396,7 +396,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class SaveAt:
-    """All ranks save when so many steps are done; None: nowhere, they go on."""
+    """All ranks save as soon as at least so many steps are done; None: nowhere, they go on."""
 
     generation: int
     number: int
@@ -423,6 +423,24 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """The checkpoint of this step has its name, and all before it are past. ``trouble``: why it has no name."""
+
+    generation: int
+    step: int
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """No checkpoint comes of this step: tell those who wait for it why, and remove what is written of it."""
+
+    generation: int
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """What all ranks of a world go on from that named none itself; None: from the beginning."""
 
@@ -430,9 +448,9 @@ class Resume:
     checkpoint: CheckpointRef | None
 
 
-Directive: TypeAlias = (
-    Run | Drain | Hold | Wait | Halt | Dump | Check | Explain | Pause | SaveAt | Prepare | Publish | Resume
-)
+# What is said of checkpoints: it changes nothing for the lives of workers.
+SaveDirective: TypeAlias = Pause | SaveAt | Prepare | Publish | Settle | Drop | Resume
+Directive: TypeAlias = Run | Drain | Hold | Wait | Halt | Dump | Check | Explain | SaveDirective
 
 
 @dataclass(frozen=True, slots=True)

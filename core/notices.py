@@ -42,6 +42,8 @@ class NoticeBoard:
         self._last: bytes | None = None
         # Called with what a worker says.
         self.hear: Callable[[Listener, dict[str, Any]], None] | None = None
+        # Called when one says nothing any more.
+        self.gone: Callable[[Listener], None] | None = None
 
     async def open(self) -> None:
         self._server = await asyncio.start_unix_server(self._listen, self.path, limit=_LONGEST_LINE)
@@ -57,6 +59,8 @@ class NoticeBoard:
         self._last = None
 
     def close(self) -> None:
+        # That they are gone then is nobody's news.
+        self.gone = None
         if self._server is not None:
             self._server.close()
         for listener in self._listeners:
@@ -77,3 +81,5 @@ class NoticeBoard:
         finally:
             self._listeners.discard(listener)
             listener.close()
+            if self.gone is not None:
+                self.gone(listener)

@@ -194,7 +194,7 @@ def save_deadline(job: Job) -> float | None:
     if isinstance(job.phase, Finished):
         return None
     answers = None if ask is None or ask.step is not None else ask.until
-    return earliest(answers, *(each.enter_at for each in job.saves.under_way))
+    return earliest(answers, *(time for each in job.saves.under_way for time in (each.staged_by, each.enter_at)))
 
 
 def _phase_deadline(job: Job) -> float | None:
@@ -313,12 +313,12 @@ def in_flight(job: Job) -> Save | None:
 def is_saving(job: Job, save: Save) -> bool:
     """Whether all ranks have staged their parts, and those who have not written them yet are still there to do so."""
     world = job.world
-    if world is None or not save.staged.issuperset(range(world.world_size)):
-        return False
-    if job.member(world.nodes[0]) is None:
+    if world is None or job.member(world.nodes[0]) is None:
         return False
     if save.stage is not Stage.WRITING:
         return True
+    if not save.staged.issuperset(range(world.world_size)):
+        return False
     return all(job.member(node) is not None or save.written.issuperset(world.ranks(node)) for node in world.nodes)
 
 

@@ -16,6 +16,7 @@ from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointEntered,
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -56,6 +57,7 @@ from elastic_adapter.core.model import (
     CheckpointRef,
     Directive,
     Drain,
+    Drop,
     Dump,
     Endpoint,
     Explain,
@@ -74,6 +76,8 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    SaveDirective,
+    Settle,
     Shard,
     StackReport,
     Stopped,
@@ -100,9 +104,10 @@ from elastic_adapter.core.state import (
 
 Act: TypeAlias = Callable[[Job, Event, float], Step]
 # What is told of the checkpoints of a world.
-SaveReport: TypeAlias = CheckpointerOpened | ShardReported | StepsReached | CheckpointPrepared | CheckpointPublished
-_OF_SAVES = (Pause, SaveAt, Prepare, Publish, Resume)
-_Told: TypeAlias = list[tuple[str, Pause | SaveAt | Prepare | Publish | Resume]]
+SaveReport: TypeAlias = (
+    CheckpointerOpened | CheckpointerClosed | ShardReported | StepsReached | CheckpointPrepared | CheckpointPublished
+)
+_Told: TypeAlias = list[tuple[str, SaveDirective]]
 # What is told of the checkpoint that it goes on from, or of one that it wants.
 SaveRequest: TypeAlias = SaveWanted | CheckpointsFound | RestoreFailed
 
@@ -318,7 +323,9 @@ class Referee:
                 stale = due is None or now < due
             case _:
                 stale = self._is_old_news(before, event)
-        _require(not stale or (after == before and not commands), f"{event} is dropped")
+        # Whoever tells of a checkpoint that is done with is told so.
+        done = [each for each in commands if not (isinstance(event, ShardReported) and is_last_word(each))]
+        _require(not stale or (after == before and not done), f"{event} is dropped")
 
     def _is_old_news(self, before: Job, event: Event) -> bool:
         """What is told of checkpoints that nobody makes, or looks for, any more."""
@@ -470,8 +477,9 @@ class Referee:
             _require(due and new == (*old, now), "only a failing worker of the world that runs is charged")
         elif failing:
             waits = isinstance(after.phase, Running) and bool(after.phase.exits)
-            # An earlier one may have asked for the restart that this one leads to.
-            earlier = suspected and (after.world != before.world or isinstance(after.phase, Holding))
+            # An earlier one may have asked for the restart that this one leads to. Or somebody leaves, who explains it.
+            leaves = isinstance(before.phase, Running) and bool(before.phase.leaving)
+            earlier = (suspected or leaves) and (after.world != before.world or isinstance(after.phase, Holding))
             over = isinstance(after.phase, Closing | Finished)
             _require(waits or earlier or over, "a failure is charged, ends the job or is looked into")
         _require(len(new) <= self.config.policy.max_restarts, "the budget is never overdrawn")
@@ -769,6 +777,10 @@ class Clerk:
     ANSWER_S, PATIENCE_S = 5.0, 600.0
     # How soon a ledger that could not be reached is asked again.
     AGAIN_S = 1.0
+    # How long ranks may take to stage their parts, after the first of them, and how many checkpoints may lack parts.
+    STAGED_S, MOST_LACKING = 660.0, 4
+    # How many checkpoints the ledger knows.
+    KEPT = 64
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -783,6 +795,8 @@ class Clerk:
         # The ranks whose parts of a checkpoint are staged and written, by its step.
         self.staged: dict[int, set[int]] = {}
         self.written: dict[int, set[int]] = {}
+        # When the first part of it was heard of.
+        self.since: dict[int, float] = {}
         # The folders of those that are put together, by step; those that the ledger was asked to take; those that it
         # has taken and that have no name yet; those that are done with.
         self.prepared: dict[int, str] = {}
@@ -806,6 +820,10 @@ class Clerk:
         self._due_before: set[tuple[type, int]] = set()
         # Whether it was decided in this step what the world goes on from.
         self._decided = False
+        # What was given up in this step, and what has its name since then, or had before.
+        self._given_up: set[int] = set()
+        self._named: set[int] = set()
+        self.named: set[int] = set()
 
     def begin(self, commit: Commit, now: float, present: Iterable[str]) -> None:
         """A new world: what it goes on from, and what nobody waits for any more."""
@@ -840,6 +858,8 @@ class Clerk:
         match event:
             case CheckpointerOpened(rank=rank):
                 return rank not in world.ranks(event.node)
+            case CheckpointerClosed(rank=rank):
+                return rank not in world.ranks(event.node) or rank not in self.savers
             case RestoreFailed(rank=rank, name=name):
                 named = (*self.ledger, world.resume_from, self.resume_from)
                 known = any(each is not None and each.name == name for each in named)
@@ -860,12 +880,17 @@ class Clerk:
     def _counts(self, node: str, shard: Shard) -> bool:
         """Whether this is news of a checkpoint that can still be made."""
         world, step = self.world, shard.step
-        if world is None or shard.rank not in world.ranks(node) or step in self.settled:
-            return False
-        if any(each.generation == world.generation and each.step > step for each in self.ledger):
+        if world is None or shard.rank not in world.ranks(node) or self._is_over(step):
             return False
         known = self.staged if shard.part is Part.STAGED else self.written
-        return not self._is_written(step) and shard.rank not in known.get(step, ())
+        written = self._is_written(step) or step in self.entered
+        return not written and shard.rank not in known.get(step, ())
+
+    def _is_over(self, step: int) -> bool:
+        """Whether a checkpoint is done with: something came of it, or nothing will."""
+        generation = self.world.generation if self.world is not None else 0
+        later = any(each.generation == generation and each.step > step for each in self.ledger)
+        return step not in self.staged and (later or step in self.settled)
 
     def _is_written(self, step: int) -> bool:
         return self.world is not None and self.written.get(step, set()) >= set(range(self.world.world_size))
@@ -875,7 +900,7 @@ class Clerk:
         return CheckpointRef(step, self.world.generation, self.prepared[step])
 
     def _with_entry(self, step: int) -> tuple[CheckpointRef, ...]:
-        return (self._ref(step), *(each for each in self.ledger if each != self._ref(step)))
+        return (self._ref(step), *(each for each in self.ledger if each != self._ref(step)))[: self.KEPT]
 
     @property
     def due(self) -> set[tuple[type, int]]:
@@ -891,9 +916,8 @@ class Clerk:
         away = {rank for node in world.nodes if node not in here for rank in world.ranks(node)}
         everybody = set(range(world.world_size))
         return any(
-            ranks >= everybody and self.written.get(step, set()) >= away
+            step in self.entered or (ranks >= everybody and self.written.get(step, set()) >= away)
             for step, ranks in self.staged.items()
-            if step not in self.settled
         )
 
     def is_waited_for(self, now: float, present: Iterable[str]) -> bool:
@@ -905,12 +929,20 @@ class Clerk:
     def note(self, before: Job, event: Event, now: float, after: Job) -> None:
         """Write down what an event tells."""
         self._due_before, self._decided = self.due, False
+        self._given_up, self._named = set(), set()
         match event:
             case MemberJoined() if self.world is not None and event.member.node in self.world.nodes:
-                self._note_join(event, after)
-            case CheckpointerOpened() | ShardReported() | StepsReached() | CheckpointPrepared() | CheckpointPublished():
+                self._note_join(event, now, after)
+            case (
+                CheckpointerOpened()
+                | CheckpointerClosed()
+                | ShardReported()
+                | StepsReached()
+                | CheckpointPrepared()
+                | CheckpointPublished()
+            ):
                 if not self.is_old_word(event):
-                    self._note_save(event)
+                    self._note_save(event, now)
             case CheckpointEntered():
                 self._note_entered(event)
             case CheckpointsFound() | RestoreFailed() if isinstance(before.phase, Running | Draining):
@@ -922,67 +954,92 @@ class Clerk:
         if self.over_at is None and self.world is not None and not active:
             self.over_at = now
 
-    def _note_join(self, joined: MemberJoined, after: Job) -> None:
+    def _note_join(self, joined: MemberJoined, now: float, after: Job) -> None:
         world, node = self.world, joined.member.node
         assert world is not None
         if joined.seen != world.generation:
             return
-        for rank in joined.savers:
-            self.savers |= {rank} & world.ranks(node)
+        self.savers = (self.savers - world.ranks(node)) | (set(joined.savers) & world.ranks(node))
         for shard in joined.shards:
             if self._counts(node, shard):
-                self._note_save(ShardReported(node, world.generation, shard))
+                self._note_shard(shard, now)
         if joined.found is not None and isinstance(after.phase, Running | Draining) and after.world == world:
             found = CheckpointsFound(node, world.generation, joined.found)
             if not self.is_old_word(found):
                 self._note_choice(after, found)
 
-    def _note_save(
-        self, event: CheckpointerOpened | ShardReported | StepsReached | CheckpointPrepared | CheckpointPublished
-    ) -> None:
+    def _note_save(self, event: SaveReport, now: float) -> None:
         match event:
             case CheckpointerOpened(rank=rank):
                 self.savers.add(rank)
+            case CheckpointerClosed(rank=rank):
+                self.savers.discard(rank)
             case ShardReported(shard=shard):
-                self._note_shard(shard)
+                self._note_shard(shard, now)
             case StepsReached(node=node, step=step):
                 self.reached[node] = step
             case CheckpointPrepared(step=step, trouble=trouble) if trouble:
-                self._settle(step)
+                self._give_up(step)
             case CheckpointPrepared(step=step, uri=uri):
                 self.prepared[step] = uri
             case CheckpointPublished(step=step, pruned=pruned):
                 self.ledger = tuple(each for each in self.ledger if each.name not in pruned)
-                earlier = {each for each in (*self.staged, self.save_at) if each is not None and each <= step}
-                self._settle(*earlier)
+                self._settle(*(each for each in self.staged if each <= step))
+                self._named = {step}
+                self.named.add(step)
+                if self.save_at is not None and self.save_at <= step:
+                    self.asked_at = None
             case _:
                 assert_never(event)
 
-    def _note_shard(self, shard: Shard) -> None:
-        step = shard.step
-        if shard.part is Part.MISSED:
-            self._settle(step)
+    def _note_shard(self, shard: Shard, now: float) -> None:
+        step, world = shard.step, self.world
+        assert world is not None
+        entry = [each for each in self.ledger if (each.generation, each.step) == (world.generation, step)]
+        if entry:
+            # Whoever led before had it entered.
+            self.staged.setdefault(step, set())
+            self.prepared[step] = entry[0].uri
+            self.entered.add(step)
             return
-        self.savers.add(shard.rank)
+        if shard.part is Part.MISSED:
+            self._give_up(step)
+            return
+        self.since.setdefault(step, now)
         self.staged.setdefault(step, set()).add(shard.rank)
         if shard.part is Part.WRITTEN:
             self.written.setdefault(step, set()).add(shard.rank)
-        entry = [
-            each for each in self.ledger if self.world and (each.generation, each.step) == (self.world.generation, step)
-        ]
-        if self._is_written(step) and entry:
-            # Whoever led before had it entered.
-            self.prepared[step] = entry[0].uri
-            self.entered.add(step)
+        for each in self.lacking:
+            if each < step and shard.rank not in self.staged[each]:
+                self._give_up(each)
+        for each in self.lacking[: -self.MOST_LACKING]:
+            self._give_up(each)
+
+    @property
+    def lacking(self) -> list[int]:
+        """The checkpoints of which parts are not written."""
+        return sorted(step for step in self.staged if not self._is_written(step) and step not in self.entered)
+
+    @property
+    def late_at(self) -> dict[int, float]:
+        """Until when each that some ranks have not staged is waited for."""
+        everybody = set(range(self.world.world_size)) if self.world is not None else set()
+        return {step: self.since[step] + self.STAGED_S for step in self.lacking if self.staged[step] < everybody}
+
+    def _give_up(self, step: int) -> None:
+        """No checkpoint comes of it; if it is the one that ranks were asked for, they have no other answer."""
+        asked = self.save_at
+        if asked is not None and asked <= step and not any(asked <= each < step for each in self.staged):
+            self.asked_at = None
+        self._settle(step)
+        self._given_up.add(step)
 
     def _settle(self, *steps: int) -> None:
         for each in steps:
             self.settled.add(each)
-            for known in (self.staged, self.written, self.prepared):
+            for known in (self.staged, self.written, self.prepared, self.since):
                 known.pop(each, None)
             self.entered.discard(each)
-            if each == self.save_at:
-                self.asked_at = None
 
     def _note_entered(self, event: CheckpointEntered) -> None:
         world, step = self.world, event.step
@@ -993,15 +1050,15 @@ class Clerk:
             return
         self.ledger = self._with_entry(step)
         self.entered.add(step)
-        asked, self.save_at = self.save_at, None
-        self._settle(*(each for each in self.staged if each < step and each not in self.entered))
-        self.save_at = asked
+        overtaken = {each for each in self.staged if each < step and each not in self.entered}
+        self._settle(*overtaken)
+        self._given_up |= overtaken
 
     def _note_choice(self, job: Job, event: CheckpointsFound | RestoreFailed) -> None:
         if isinstance(event, CheckpointsFound):
             self.resumed = self._decided = True
             self.resume_from = event.found[0] if event.found else None
-            self.ledger = self.ledger or event.found
+            self.ledger = self.ledger or event.found[: self.KEPT]
         elif isinstance(job.phase, Running):
             self.ledger = tuple(each for each in self.ledger if each.name != event.name)
 
@@ -1015,11 +1072,15 @@ class Clerk:
             if isinstance(command, Enter):
                 self._check_enter(command)
         worlds = (before.world, after.world)
-        told = [(node, directive) for node, directive in sent(commands) if isinstance(directive, _OF_SAVES)]
+        told = [(node, directive) for node, directive in sent(commands) if isinstance(directive, SaveDirective)]
         for _, directive in told:
             known = any(each is not None and each.generation == directive.generation for each in worlds)
             _require(known, f"{directive} is of the world that runs")
         same = after.world == before.world and not isinstance(after.phase, Finished)
+        if isinstance(event, TimePassed) and same:
+            self._note_late(now, after)
+        if same and self.world is not None:
+            self._check_last_words(before, event, told, referee)
         self._check_orders(event, told, referee, same=same)
         self._check_resume(event, after, told, referee, same=same)
         self._check_asks(before, told, now, referee)
@@ -1032,6 +1093,8 @@ class Clerk:
         due = deadline(after)
         if same and any(step not in self.entering | self.entered for step in self.prepared):
             _require(due is not None and due <= now + self.AGAIN_S, "the ledger is asked again")
+        for late_at in self.late_at.values() if same else ():
+            _require(due is not None and due <= late_at, "a part that does not come is not waited for")
         self.closing = isinstance(after.phase, Closing)
 
     def _check_enter(self, enter: Enter) -> None:
@@ -1042,6 +1105,54 @@ class Clerk:
         _require(not self.entering, "the ledger is asked to take one after the other")
         _require(enter.checkpoints == self._with_entry(enter.step), "the newest is put before the others")
         self.entering.add(enter.step)
+
+    def _note_late(self, now: float, after: Job) -> None:
+        """What is given up because parts of it do not come: there may be nobody here to be told."""
+        for at, late_at in self.late_at.items():
+            if after.saves.find(at) is None:
+                _require(now >= late_at, "a checkpoint that may still come is not given up")
+                self._give_up(at)
+
+    def _check_last_words(self, before: Job, event: Event, sends: _Told, referee: Referee) -> None:
+        """All nodes are told what became of a checkpoint; and once more, if it seems that one did not hear it."""
+        world = self.world
+        assert world is not None
+        told: dict[Settle | Drop, list[str]] = {}
+        for node, each in sends:
+            if isinstance(each, Settle | Drop):
+                told.setdefault(each, []).append(node)
+        for word in told:
+            _require(self._is_over(word.step), "a checkpoint that may still come is not done with")
+            entry = any((ref.generation, ref.step) == (world.generation, word.step) for ref in self.ledger)
+            has_name = word.step in self.named or entry
+            _require(has_name == isinstance(word, Settle), "nothing is removed of what is committed, and all else is")
+        here = {node for node in world.nodes if node in referee.present}
+        teller, shards = self._teller(event)
+        again = {shard.step for shard in shards if self._is_over(shard.step)} if teller in here else set()
+        news = self._given_up | self._named
+        nodes = {word.step: who for word, who in told.items()}
+        _require(len(nodes) == len(told), "all are told the same of a checkpoint")
+        joiner = {event.member.node} if isinstance(event, MemberJoined) else set()
+        for at in news | again | nodes.keys():
+            # Who comes has to know of that only of which it has a part.
+            who, wanted = nodes.get(at, []), here - joiner if at in news else set()
+            wanted |= {teller} if at in again else set()
+            # Some may be told and then be allowed to leave.
+            most = wanted | set(before.nodes) if at in news else wanted
+            fine = len(set(who)) == len(who) and wanted <= set(who) <= most
+            _require(fine, f"{sorted(wanted)} are told what became of step {at}, not {who}")
+
+    def _teller(self, event: Event) -> tuple[str, tuple[Shard, ...]]:
+        """Who tells of which parts of the world that runs."""
+        world = self.world
+        assert world is not None
+        match event:
+            case ShardReported(node=node, generation=world.generation, shard=shard) if shard.rank in world.ranks(node):
+                return node, (shard,)
+            case MemberJoined(member=member, seen=world.generation, shards=shards) if member.node in world.nodes:
+                return member.node, tuple(each for each in shards if each.rank in world.ranks(member.node))
+            case _:
+                return "", ()
 
     def _check_orders(self, event: Event, told: _Told, referee: Referee, *, same: bool) -> None:
         """Rank 0's node is told what it has to do, when that is known, and again when it comes back."""
@@ -1127,6 +1238,10 @@ class Clerk:
         assert isinstance(phase, Running)
         due = deadline(after)
         here = set(after.nodes) & set(self.world.nodes if self.world is not None else ())
+        if self.asked_at is not None:
+            later = [ranks for step, ranks in self.staged.items() if self.save_at is not None and step >= self.save_at]
+            gone = set(range(self.world.world_size if self.world is not None else 0)) - self.savers
+            _require(gone <= set().union(*later), "nobody waits for the answer of who saves no more")
         if self.asked_at is not None and self.save_at is None:
             late = isinstance(event, TimePassed) and now >= self.asked_at + self.ANSWER_S
             fine = due is not None and not late if here else True
@@ -1164,6 +1279,11 @@ class Clerk:
                 pass
 
 
+def is_last_word(command: Command) -> bool:
+    """Whether it tells a node what became of a checkpoint."""
+    return isinstance(command, Send) and isinstance(command.directive, Settle | Drop)
+
+
 def _belongs(exit: WorkerExit, world: World) -> bool:
     return exit.generation == world.generation and exit.rank in world.ranks(exit.node)
 
@@ -1184,9 +1304,9 @@ def _words(command: Command) -> str:
             return reason
         case Send(directive=Explain(verdict=verdict)):
             return verdict.decision
-        case Send(directive=Pause(reason=reason) | SaveAt(reason=reason)):
+        case Send(directive=Pause(reason=reason) | SaveAt(reason=reason) | Drop(why=reason)):
             return reason
-        case Send(directive=Prepare() | Publish() | Resume()) | Enter():
+        case Send(directive=Prepare() | Publish() | Settle() | Resume()) | Enter():
             return str(command)
         case _:
             raise AssertionError(f"unhandled value: {command!r}")
@@ -1265,6 +1385,12 @@ class Story:
                 self.answers.append(CheckpointEntered(generation, step, self.ledger_answers))
             case Conclude(outcome=outcome):
                 self.record = replace(self.record, outcome=outcome)
+            case Send(node=node, directive=Settle(generation=self.generation, step=step)):
+                shards = self.desk(node).shards
+                self.desk(node).shards = {key: shard for key, shard in shards.items() if shard.step > step}
+            case Send(node=node, directive=Drop(generation=self.generation, step=step)):
+                shards = self.desk(node).shards
+                self.desk(node).shards = {key: shard for key, shard in shards.items() if shard.step != step}
             case _:
                 pass
 
@@ -1273,13 +1399,10 @@ class Story:
         match event:
             case CheckpointerOpened(node=node, generation=self.generation, rank=rank):
                 self.desk(node).savers.add(rank)
+            case CheckpointerClosed(node=node, generation=self.generation, rank=rank):
+                self.desk(node).savers.discard(rank)
             case ShardReported(node=node, generation=self.generation, shard=shard):
                 self.desk(node).shards[shard.rank, shard.step] = shard
-                if shard.part is Part.MISSED:
-                    del self.desk(node).shards[shard.rank, shard.step]
-            case CheckpointPublished(node=node, generation=self.generation, step=step):
-                shards = self.desk(node).shards
-                self.desk(node).shards = {key: shard for key, shard in shards.items() if shard.step > step}
             case CheckpointsFound(node=node, generation=self.generation, found=found):
                 self.desk(node).found = found
             case _:
@@ -1397,6 +1520,7 @@ class Story:
             "back": self.come_back,
             "behind": lambda node: self.join(node, self.generation - 1, seen=self.generation - 1),
             "saver": lambda rank: self.tell(CheckpointerOpened(self.node_of(int(rank)), self.generation, int(rank))),
+            "closed": lambda rank: self.tell(CheckpointerClosed(self.node_of(int(rank)), self.generation, int(rank))),
             "want": lambda node: self.tell(SaveWanted(node, self.generation, "every 10 minutes")),
             "reached": self._reached,
             "staged": lambda word: self._reported(word, Part.STAGED),

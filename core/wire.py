@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -32,6 +33,7 @@ from elastic_adapter.core.model import (
     CheckpointRef,
     Directive,
     Drain,
+    Drop,
     Dump,
     Endpoint,
     Explain,
@@ -49,6 +51,8 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    SaveDirective,
+    Settle,
     Shard,
     StackReport,
     Stopped,
@@ -66,6 +70,7 @@ EPOCH = "elastic-epoch"
 
 SaveReport = (
     CheckpointerOpened
+    | CheckpointerClosed
     | SaveWanted
     | StepsReached
     | ShardReported
@@ -74,7 +79,6 @@ SaveReport = (
     | CheckpointsFound
     | RestoreFailed
 )
-SaveDirective = Pause | SaveAt | Prepare | Publish | Resume
 Report = (
     PortsOffered
     | WorkerExited
@@ -178,6 +182,8 @@ def _save_report_to_wire(report: SaveReport) -> pb.Report:
     match report:
         case CheckpointerOpened(rank=rank):
             return pb.Report(checkpointer_opened=pb.CheckpointerOpened(generation=generation, rank=rank))
+        case CheckpointerClosed(rank=rank):
+            return pb.Report(checkpointer_closed=pb.CheckpointerClosed(generation=generation, rank=rank))
         case SaveWanted(reason=reason):
             return pb.Report(save_wanted=pb.SaveWanted(generation=generation, reason=_text(reason)))
         case StepsReached(number=number, step=step):
@@ -262,6 +268,8 @@ def _save_report_from_wire(report: pb.Report, node: str) -> Event | None:
     match report.WhichOneof("kind"):
         case "checkpointer_opened":
             return CheckpointerOpened(node, report.checkpointer_opened.generation, report.checkpointer_opened.rank)
+        case "checkpointer_closed":
+            return CheckpointerClosed(node, report.checkpointer_closed.generation, report.checkpointer_closed.rank)
         case "save_wanted":
             return SaveWanted(node, report.save_wanted.generation, report.save_wanted.reason)
         case "steps_reached":
@@ -320,6 +328,11 @@ def _save_directive_to_wire(epoch: int, directive: SaveDirective) -> pb.Directiv
             return pb.Directive(epoch=epoch, prepare=pb.Prepare(generation=generation, step=step))
         case Publish(step=step):
             return pb.Directive(epoch=epoch, publish=pb.Publish(generation=generation, step=step))
+        case Settle(step=step, trouble=trouble):
+            settle = pb.Settle(generation=generation, step=step, trouble=_text(trouble))
+            return pb.Directive(epoch=epoch, settle=settle)
+        case Drop(step=step, why=why):
+            return pb.Directive(epoch=epoch, drop=pb.Drop(generation=generation, step=step, why=_text(why)))
         case Resume(checkpoint=checkpoint):
             found = None if checkpoint is None else _checkpoint_to_wire(checkpoint)
             return pb.Directive(epoch=epoch, resume=pb.Resume(generation=generation, checkpoint=found))
@@ -363,6 +376,10 @@ def _save_directive_from_wire(directive: pb.Directive) -> Directive | None:
             return Prepare(directive.prepare.generation, directive.prepare.step)
         case "publish":
             return Publish(directive.publish.generation, directive.publish.step)
+        case "settle":
+            return Settle(directive.settle.generation, directive.settle.step, directive.settle.trouble)
+        case "drop":
+            return Drop(directive.drop.generation, directive.drop.step, directive.drop.why)
         case "resume":
             resume = directive.resume
             found = _checkpoint_from_wire(resume.checkpoint) if resume.HasField("checkpoint") else None

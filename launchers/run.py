@@ -155,7 +155,7 @@ async def _run(
     board = NoticeBoard(f"{scratch}/notices.sock")
     run = [own_token()]
     desk = SaveDesk(SaverProcess(guard, output), saves, shared, job=plan.job.job_id, run=lambda: run[-1])
-    board.hear = desk.hear
+    board.hear, board.gone = desk.hear, desk.gone
     await board.open()
     check = plan.health_check
     health = HealthCheck(guard, output, check.text, check.within_s, plan.node.node) if check is not None else None

@@ -16,7 +16,7 @@ WRITTEN: Part
 MISSED: Part
 
 class Report(_message.Message):
-    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred", "checkpointer_opened", "save_wanted", "steps_reached", "shard_reported", "checkpoint_prepared", "checkpoint_published", "checkpoints_found", "restore_failed")
+    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred", "checkpointer_opened", "save_wanted", "steps_reached", "shard_reported", "checkpoint_prepared", "checkpoint_published", "checkpoints_found", "restore_failed", "checkpointer_closed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PORTS_OFFERED_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class Report(_message.Message):
     CHECKPOINT_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FOUND_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTER_CLOSED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ports_offered: PortsOffered
     worker_exited: WorkerExited
@@ -59,7 +60,8 @@ class Report(_message.Message):
     checkpoint_published: CheckpointPublished
     checkpoints_found: CheckpointsFound
     restore_failed: RestoreFailed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ..., checkpointer_opened: _Optional[_Union[CheckpointerOpened, _Mapping]] = ..., save_wanted: _Optional[_Union[SaveWanted, _Mapping]] = ..., steps_reached: _Optional[_Union[StepsReached, _Mapping]] = ..., shard_reported: _Optional[_Union[ShardReported, _Mapping]] = ..., checkpoint_prepared: _Optional[_Union[CheckpointPrepared, _Mapping]] = ..., checkpoint_published: _Optional[_Union[CheckpointPublished, _Mapping]] = ..., checkpoints_found: _Optional[_Union[CheckpointsFound, _Mapping]] = ..., restore_failed: _Optional[_Union[RestoreFailed, _Mapping]] = ...) -> None: ...
+    checkpointer_closed: CheckpointerClosed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ..., checkpointer_opened: _Optional[_Union[CheckpointerOpened, _Mapping]] = ..., save_wanted: _Optional[_Union[SaveWanted, _Mapping]] = ..., steps_reached: _Optional[_Union[StepsReached, _Mapping]] = ..., shard_reported: _Optional[_Union[ShardReported, _Mapping]] = ..., checkpoint_prepared: _Optional[_Union[CheckpointPrepared, _Mapping]] = ..., checkpoint_published: _Optional[_Union[CheckpointPublished, _Mapping]] = ..., checkpoints_found: _Optional[_Union[CheckpointsFound, _Mapping]] = ..., restore_failed: _Optional[_Union[RestoreFailed, _Mapping]] = ..., checkpointer_closed: _Optional[_Union[CheckpointerClosed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold", "checking", "savers", "shards", "found")
@@ -94,6 +96,14 @@ class Hello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., running: _Optional[int] = ..., exits: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., seen: _Optional[int] = ..., order: _Optional[int] = ..., control: _Optional[str] = ..., cold: bool = ..., checking: bool = ..., savers: _Optional[_Iterable[int]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., found: _Optional[_Union[Checkpoints, _Mapping]] = ...) -> None: ...
 
 class CheckpointerOpened(_message.Message):
+    __slots__ = ("generation", "rank")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class CheckpointerClosed(_message.Message):
     __slots__ = ("generation", "rank")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -316,7 +326,7 @@ class StopRequested(_message.Message):
     def __init__(self, signal: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait", "dump", "check", "explain", "pause", "save_at", "prepare", "publish", "resume")
+    __slots__ = ("epoch", "run", "drain", "hold", "halt", "ping", "wait", "dump", "check", "explain", "pause", "save_at", "prepare", "publish", "resume", "settle", "drop")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +342,8 @@ class Directive(_message.Message):
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run: Run
     drain: Drain
@@ -347,7 +359,9 @@ class Directive(_message.Message):
     prepare: Prepare
     publish: Publish
     resume: Resume
-    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., dump: _Optional[_Union[Dump, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., save_at: _Optional[_Union[SaveAt, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    settle: Settle
+    drop: Drop
+    def __init__(self, epoch: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., dump: _Optional[_Union[Dump, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., save_at: _Optional[_Union[SaveAt, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., drop: _Optional[_Union[Drop, _Mapping]] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("generation", "number", "reason")
@@ -388,6 +402,26 @@ class Publish(_message.Message):
     generation: int
     step: int
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("generation", "step", "trouble")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    trouble: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class Drop(_message.Message):
+    __slots__ = ("generation", "step", "why")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    why: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("generation", "checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -47,8 +48,14 @@ class AgentLink:
         self._root = ""
         # What was asked for before does not concern this process.
         self._answered = self._page[ANSWERED]
+        # Whether the agent knows that this process looks at its page.
+        self._looks = False
         # Steps that were staged here and are not known to be settled.
         self._unsettled: set[int] = set()
+        # Of those that came to nothing since the last one was staged, and that no later one made up for: why.
+        self._lost: dict[int, str] = {}
+        # What is to be told to whoever waited.
+        self._troubles: tuple[str, ...] = ()
 
     def open(self, root: str) -> Post:
         self._root = root
@@ -96,6 +103,9 @@ class AgentLink:
     def asked(self, done: int) -> Asked | None:
         page = self._page
         page[DONE] = done
+        if not self._looks:
+            self._looks = True
+            self._tell(looks={"rank": self._rank})
         if page[PAUSED] == self._answered:
             return None
         return self._asked(done)
@@ -114,16 +124,18 @@ class AgentLink:
         if step > done:
             return None
         self._answered = page[ANSWERED]
-        if step == done:
-            return Asked("the launcher asked for it", hold=bool(page[HOLD]))
-        if step != NOWHERE:
-            self.missed(step, f"it was asked to save there when it had done {done}")
-        return None
+        if step == NOWHERE:
+            return None
+        # All ranks waited before it was known: if they call this with the same numbers, this is the same one for all.
+        return Asked("the launcher asked for it", hold=bool(page[HOLD]))
 
     def want(self, reason: str) -> None:
         self._tell(want={"rank": self._rank, "reason": reason})
 
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
+        self._listen()
+        # Nobody waits any more for what is before it.
+        self._lost.clear()
         self._unsettled.add(step)
         self._tell(
             staged={
@@ -137,6 +149,7 @@ class AgentLink:
         )
 
     def missed(self, step: int, why: str) -> None:
+        self._listen()
         self._tell(missed={"rank": self._rank, "step": step, "why": why})
 
     def hold(self, seconds: float) -> None:
@@ -147,6 +160,11 @@ class AgentLink:
 
     def settled(self, seconds: float | None = None) -> bool:
         end = None if seconds is None else time.monotonic() + seconds
+        came = self._wait_until_settled(end)
+        self._troubles = tuple(f"step {step} is not saved: {why}" for step, why in sorted(self._lost.items()))
+        return came
+
+    def _wait_until_settled(self, end: float | None) -> bool:
         while self._unsettled:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
@@ -160,9 +178,14 @@ class AgentLink:
         return True
 
     def troubles(self) -> tuple[str, ...]:
-        return ()
+        """Those that somebody waited for. The launcher tells of all."""
+        told, self._troubles = self._troubles, ()
+        return told
 
     def close(self) -> None:
+        # Children that were forked meanwhile have the socket as well: the agent is to see its end all the same.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _tell(self, **message: object) -> None:
@@ -183,9 +206,22 @@ class AgentLink:
                 return message
             self._note(message)
 
+    def _listen(self) -> None:
+        """Take what was said meanwhile: who does not read is told no more."""
+        with contextlib.suppress(AgentGone):
+            while (message := self._read(0.0)) is not None:
+                self._note(message)
+
     def _note(self, message: dict[str, Any]) -> None:
-        if "settled" in message:
-            self._unsettled = {step for step in self._unsettled if step > message["settled"]}
+        if "settled" not in message:
+            return
+        step, why = message["settled"]["step"], message["settled"]["why"]
+        if why and step in self._unsettled:
+            self._lost[step] = why
+        elif not why:
+            self._unsettled = {each for each in self._unsettled if each > step}
+            self._lost = {each: reason for each, reason in self._lost.items() if each > step}
+        self._unsettled.discard(step)
 
     def _read(self, seconds: float | None) -> dict[str, Any] | None:
         """The next message; None: none came in that time. Raises AgentGone."""

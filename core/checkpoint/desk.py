@@ -1,7 +1,7 @@
 """Checkpoints on one node: between its workers, its saver and whoever leads the job.
 
 Workers come with what they have staged, and with questions; the leader's directives come down; what happens goes up.
-Nothing is decided here.
+Nothing is decided here: what is known of a checkpoint is kept until the leader says what became of it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from elastic_adapter.core.checkpoint.staging import give_up
 from elastic_adapter.core.checkpoint.writers import job_token, own_token
 from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -33,12 +34,15 @@ from elastic_adapter.core.events import (
 from elastic_adapter.core.model import (
     Assignment,
     CheckpointRef,
+    Drop,
     Part,
     Pause,
     Prepare,
     Publish,
     Resume,
     SaveAt,
+    SaveDirective,
+    Settle,
     Shard,
 )
 from elastic_adapter.core.notices import Listener
@@ -47,6 +51,7 @@ log = logging.getLogger(__name__)
 
 Report: TypeAlias = (
     CheckpointerOpened
+    | CheckpointerClosed
     | SaveWanted
     | StepsReached
     | ShardReported
@@ -55,9 +60,12 @@ Report: TypeAlias = (
     | CheckpointsFound
     | RestoreFailed
 )
-Directive: TypeAlias = Pause | SaveAt | Prepare | Publish | Resume
+# After so long it is said what a rank waits for that waits in restore().
+PATIENCE_S = 30.0
 # What a worker wrote before it looked at its page is there for all to see after this.
 _SETTLE_S = 0.001
+# Of so many checkpoints it is remembered that they have their names.
+_PUBLISHED_KEPT = 16
 
 
 class SaveDesk:
@@ -81,11 +89,16 @@ class SaveDesk:
         # Of the workers of this generation that save, by rank.
         self._listeners: dict[int, Listener] = {}
         self._slots: dict[int, int] = {}
-        # Those who wait to hear what to go on from.
-        self._waiting: set[Listener] = set()
+        # Those of them who look whether they are asked to.
+        self._looking: set[int] = set()
+        # Those who wait to hear what to go on from, and their ranks.
+        self._waiting: dict[Listener, int] = {}
+        # By rank and step, until the leader says what became of that checkpoint.
         self._shards: dict[tuple[int, int], Shard] = {}
         # What is to be done with a checkpoint once all have written, by its step.
         self._orders: dict[int, dict[str, Any]] = {}
+        # What was said of those that have their names: a leader who did not hear it asks again.
+        self._published: dict[int, CheckpointPublished] = {}
         self._found: tuple[CheckpointRef, ...] | None = None
         self._resume: Resume | None = None
 
@@ -96,18 +109,18 @@ class SaveDesk:
     def begin(self, assignment: Assignment) -> None:
         """Workers of this world come; what was staged before is written all the same."""
         self._assignment = assignment
-        self._listeners, self._slots, self._waiting = {}, {}, set()
-        self._shards, self._orders = {}, {}
+        self._listeners, self._slots, self._looking, self._waiting = {}, {}, set(), {}
+        self._shards, self._orders, self._published = {}, {}, {}
         self._found, self._resume = None, None
         self._pages.begin(assignment.generation)
 
     def state(self) -> tuple[tuple[int, ...], tuple[Shard, ...], tuple[CheckpointRef, ...] | None]:
-        """What a new leader must know: who saves, what was saved and is not published, what rank 0 found.
+        """What a new leader must know: who can be asked to save, what was saved and is not settled, what rank 0 found.
 
         Nobody waits any longer for what the last leader wanted.
         """
         self._pages.answer(None)
-        return tuple(sorted(self._listeners)), tuple(self._shards.values()), self._found
+        return tuple(sorted(self._looking)), tuple(self._shards.values()), self._found
 
     # What workers say.
 
@@ -128,17 +141,37 @@ class SaveDesk:
                 self.report(RestoreFailed(self.node, self._generation, rank, name, why))
             case {"want": {"reason": str(reason)}}:
                 self.report(SaveWanted(self.node, self._generation, reason))
+            case _:
+                self._hear_of_saves(listener, message)
+
+    def _hear_of_saves(self, listener: Listener, message: dict[str, Any]) -> None:
+        match message:
+            case {"looks": {"rank": int(rank)}} if self._listeners.get(rank) is listener:
+                self._looking.add(rank)
+                self.report(CheckpointerOpened(self.node, self._generation, rank))
             case {"staged": {"rank": int(rank), "buffer": str(buffer), "step": int(step)} as staged}:
                 self._orders[step] = staged
                 self._busy[buffer] += 1
                 self._keep(self._generation, Shard(rank, step, Part.STAGED))
-                self._start(self._save(self._generation, listener, rank, step, buffer))
+                self._start(self._save(self._generation, rank, step, staged))
             case {"missed": {"rank": int(rank), "step": int(step), "why": str(why)}}:
                 self._keep(self._generation, Shard(rank, step, Part.MISSED, why))
             case _:
                 return
 
+    def gone(self, listener: Listener) -> None:
+        """A worker says nothing any more: it has closed its Checkpointer, or has ended."""
+        self._waiting.pop(listener, None)
+        for rank in [rank for rank, known in self._listeners.items() if known is listener]:
+            del self._listeners[rank]
+            del self._slots[rank]
+            if rank in self._looking:
+                self._looking.discard(rank)
+                self.report(CheckpointerClosed(self.node, self._generation, rank))
+
     def _open(self, listener: Listener, rank: int, slot: int) -> None:
+        if (former := self._listeners.get(rank)) is not None:
+            self.gone(former)
         self._listeners[rank] = listener
         self._slots[rank] = slot
         self._start(self._saver.start())
@@ -152,7 +185,6 @@ class SaveDesk:
                 "busy": sorted(Path(each).name for each in self._busy),
             }
         )
-        self.report(CheckpointerOpened(self.node, self._generation, rank))
 
     def _slot_name(self, slot: int) -> str:
         """No other worker of this run has it: buffers may have to lie where those of all nodes do."""
@@ -163,15 +195,31 @@ class SaveDesk:
         assert self._assignment is not None
         named = self._assignment.resume_from
         if named is None and self._resume is None:
-            self._waiting.add(listener)
+            self._waiting[listener] = rank
             if rank == 0:
                 listener.tell(resume={"find": True})
+            else:
+                self._start(self._explain_waiting(listener, rank))
             return
         chosen = named if self._resume is None else self._resume.checkpoint
         listener.tell(resume={"name": None if chosen is None else chosen.name})
 
-    async def _save(self, generation: int, listener: Listener, rank: int, step: int, buffer: str) -> None:
-        answer = await self._saver.ask(save=buffer)
+    async def _explain_waiting(self, listener: Listener, rank: int) -> None:
+        """A script that restores on some ranks only would wait without a word."""
+        await asyncio.sleep(PATIENCE_S)
+        if listener not in self._waiting or self._assignment is None:
+            return
+        if self._assignment.group_rank:
+            why = "rank 0 has not said what to go on from: has it called restore() of its Checkpointer, without a path?"
+        elif 0 in self._waiting.values():
+            why = "rank 0 is still looking for what to go on from"
+        else:
+            why = "rank 0 has not called restore() of its Checkpointer yet"
+        log.warning("rank %d waits in restore(): %s", rank, why)
+
+    async def _save(self, generation: int, rank: int, step: int, order: dict[str, Any]) -> None:
+        buffer = str(order["buffer"])
+        answer = await self._saver.ask(save=buffer, part={**self._place(order, generation, step), "rank": rank})
         if "failed" in answer:
             # A saver that was killed has not released it. Beside the loop: it may lie on a disk that does not answer.
             await asyncio.to_thread(give_up, Path(buffer), step)
@@ -180,22 +228,18 @@ class SaveDesk:
             shard = Shard(rank, step, Part.MISSED, str(answer["failed"]))
         else:
             shard = Shard(rank, step, Part.WRITTEN)
-        self._keep(generation, shard)
-        if shard.part is Part.MISSED or 0 not in self._listeners:
-            # Nobody here learns when it is published.
-            listener.tell(settled=step)
+        if generation != self._generation or (rank, step) in self._shards:
+            self._keep(generation, shard)
 
     def _keep(self, generation: int, shard: Shard) -> None:
         """Remember it for whoever leads next, and tell who leads now."""
         if generation == self._generation:
             self._shards[shard.rank, shard.step] = shard
-        if shard.part is Part.MISSED:
-            self._shards.pop((shard.rank, shard.step), None)
         self.report(ShardReported(self.node, generation, shard))
 
     # What the leader says.
 
-    def follow(self, directive: Directive) -> None:
+    def follow(self, directive: SaveDirective) -> None:
         if directive.generation != self._generation:
             return
         match directive:
@@ -209,13 +253,20 @@ class SaveDesk:
                 self._start(self._prepare(directive.generation, step))
             case Publish(step=step):
                 self._start(self._publish(directive.generation, step))
-            case Resume(checkpoint=checkpoint):
-                self._resume = directive
-                for listener in self._waiting:
-                    listener.tell(resume={"name": None if checkpoint is None else checkpoint.name})
-                self._waiting.clear()
+            case Settle(step=step, trouble=trouble):
+                self._settle(step, trouble)
+            case Drop(step=step, why=why):
+                self._drop(step, why)
+            case Resume():
+                self._resumed(directive)
             case _:
                 assert_never(directive)
+
+    def _resumed(self, directive: Resume) -> None:
+        self._resume, checkpoint = directive, directive.checkpoint
+        for listener in self._waiting:
+            listener.tell(resume={"name": None if checkpoint is None else checkpoint.name})
+        self._waiting.clear()
 
     async def _reach(self, generation: int, number: int) -> None:
         await asyncio.sleep(_SETTLE_S)
@@ -237,14 +288,16 @@ class SaveDesk:
             }
         )
         if "failed" in answer:
-            self._over(step)
             self.report(CheckpointPrepared(self.node, generation, step, trouble=str(answer["failed"])))
             return
         uri = f"{order['root']}/{answer['prepared']['name']}"
         self.report(CheckpointPrepared(self.node, generation, step, uri))
 
     async def _publish(self, generation: int, step: int) -> None:
-        order = self._orders.get(step)
+        order, known = self._orders.get(step), self._published.get(step)
+        if known is not None:
+            self.report(known)
+            return
         if order is None:
             self.report(CheckpointPublished(self.node, generation, step, "this node knows nothing of it"))
             return
@@ -255,9 +308,12 @@ class SaveDesk:
         trouble = str(answer.get("failed", ""))
         if published.get("existed"):
             trouble = "another checkpoint of this name is there already, and stays"
-        if generation == self._generation:
-            self._over(step)
-        self.report(CheckpointPublished(self.node, generation, step, trouble, tuple(published.get("pruned", ()))))
+        report = CheckpointPublished(self.node, generation, step, trouble, tuple(published.get("pruned", ())))
+        if generation == self._generation and not trouble:
+            self._published[step] = report
+            for each in list(self._published)[:-_PUBLISHED_KEPT]:
+                del self._published[each]
+        self.report(report)
 
     def _place(self, order: dict[str, Any], generation: int, step: int) -> dict[str, object]:
         return {"root": order["root"], "step": step, "generation": generation, "token": self._token()}
@@ -265,12 +321,31 @@ class SaveDesk:
     def _token(self) -> str:
         return job_token(self._job, self._run())
 
-    def _over(self, step: int) -> None:
-        """It is done with, and with it all that was staged before."""
-        self._shards = {key: shard for key, shard in self._shards.items() if shard.step > step}
+    def _settle(self, step: int, trouble: str) -> None:
+        """It is committed, and what was staged before it is past."""
+        for earlier in sorted({shard.step for shard in self._shards.values() if shard.step < step}):
+            self._drop(earlier, f"there is a later one, of step {step}")
         self._orders = {key: order for key, order in self._orders.items() if key > step}
-        for listener in self._listeners.values():
-            listener.tell(settled=step)
+        self._forget(step, trouble)
+
+    def _drop(self, step: int, why: str) -> None:
+        """Nothing comes of it. What is still being written of it here is written first, and goes then."""
+        order = self._orders.pop(step, None)
+        if order is not None:
+            self._start(self._remove(self._place(order, self._generation, step)))
+        self._forget(step, why)
+
+    async def _remove(self, place: dict[str, object]) -> None:
+        answer = await self._saver.ask(drop=place)
+        if "failed" in answer:
+            log.warning("what was written of step %s is not removed: %s", place["step"], answer["failed"])
+
+    def _forget(self, step: int, why: str) -> None:
+        """Those who saved there are told what became of it."""
+        for rank in [rank for rank, known in self._shards if known == step]:
+            del self._shards[rank, step]
+            if (listener := self._listeners.get(rank)) is not None:
+                listener.tell(settled={"step": step, "why": why})
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -8,9 +8,10 @@ All may be asked for again, by whoever does not know whether it was done.
                         which says what it holds, it may be asked for again when that has been done
     {"prepare": ...}    put a draft together that all have written to, and read it back; it is not a checkpoint yet
     {"publish": ...}    make a checkpoint of what was prepared, and delete what is not kept
+    {"drop": ...}       delete a draft that nothing will come of
 
-Answers: {"saved": ...}, {"prepared": ...}, {"published": ...}, or {"failed": WORDS, "request": ...}. See ``command``
-for how it is started.
+Answers: {"saved": ...}, {"prepared": ...}, {"published": ...}, {"dropped": ...}, or {"failed": WORDS, "request": ...}.
+See ``command`` for how it is started.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def _answer(message: dict[str, Any]) -> dict[str, object]:
             return {"saved": save(Path(str(message["save"])), known, message.get("part"))}
         if "prepare" in message:
             return {"prepared": put_together(**message["prepare"])}
+        if "drop" in message:
+            return {"dropped": drop(**message["drop"])}
         return {"published": publish(**message["publish"])}
     except (OSError, ValueError, KeyError, TypeError, ElasticError) as error:
         return {"failed": words(error), "request": message, **known}
@@ -146,6 +149,13 @@ def publish(
     pruned = store.prune(place.name, keep_last, keep_every)
     store.sweep_overtaken(step, generation, token)
     return {"path": str(place), "name": place.name, "step": step, "pruned": list(pruned), "existed": existed}
+
+
+def drop(root: str, step: int, generation: int, token: str) -> dict[str, object]:
+    """Delete a draft, if it is there. One that was published, or put aside for people to look at, is none."""
+    draft = Store(Path(root)).begun(step, generation, token)
+    draft.discard()
+    return {"draft": draft.path.name, "step": step}
 
 
 def _step_back() -> None:

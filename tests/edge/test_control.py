@@ -17,6 +17,7 @@ from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.coordinator import Coordinator
 from elastic_adapter.core.errors import Fenced, LinkBroken
 from elastic_adapter.core.events import (
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -45,6 +46,7 @@ from elastic_adapter.core.model import (
     CheckpointRef,
     Directive,
     Drain,
+    Drop,
     Dump,
     Endpoint,
     Explain,
@@ -62,6 +64,7 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    Settle,
     Shard,
     StackReport,
     Stopped,
@@ -494,6 +497,7 @@ REPORTS = [
     *(WorkerExited(exit) for exit in EXITS),
     WorkerErred(EXITS[0]),
     CheckpointerOpened("n0", 2**40, 100_000),
+    CheckpointerClosed("n0", 2**40, 100_000),
     SaveWanted("n0", 3, "every 10 minutes"),
     StepsReached("n0", 3, 7, 2**40),
     *(ShardReported("n0", 3, shard) for shard in SHARDS),
@@ -560,6 +564,9 @@ DIRECTIVES = [
     SaveAt(3, 8, None, hold=False, reason="the change is called off"),
     Prepare(3, 2**40),
     Publish(2**40, 0),
+    Settle(3, 2**40),
+    Settle(3, 0, "it could not be given its name"),
+    Drop(3, 2**40, "rank 1 on n1: größe"),
     Resume(3, CHECKPOINTS[0]),
     Resume(3, None),
 ]

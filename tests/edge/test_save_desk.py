@@ -8,11 +8,13 @@ import fcntl
 import os
 import pickle
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from elastic_adapter.core.checkpoint import desk as desk_module
 from elastic_adapter.core.checkpoint import staging
 from elastic_adapter.core.checkpoint.agent_link import AgentLink
 from elastic_adapter.core.checkpoint.buffers import Buffers
@@ -29,6 +31,7 @@ from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.checkpoint.writers import job_token
 from elastic_adapter.core.errors import SpawnFailed
 from elastic_adapter.core.events import (
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -40,12 +43,14 @@ from elastic_adapter.core.events import (
 )
 from elastic_adapter.core.model import (
     CheckpointRef,
+    Drop,
     Part,
     Pause,
     Prepare,
     Publish,
     Resume,
     SaveAt,
+    Settle,
     Shard,
 )
 from elastic_adapter.core.notices import NoticeBoard
@@ -75,7 +80,7 @@ class Node:
     async def __aenter__(self):
         self.desk.node = "a"
         self.desk.report = self.reports.put_nowait
-        self.board.hear = self.desk.hear
+        self.board.hear, self.board.gone = self.desk.hear, self.desk.gone
         await self.board.open()
         return self
 
@@ -119,6 +124,20 @@ class Node:
             found = (await self.report(ShardReported)).shard
             if found.part is part:
                 return found
+
+    async def written(self, link, post, step, number=0, **finishing):
+        """A part of this step, as a worker leaves it, that the saver has written."""
+        link.staged(fill(post, self.root, step, number), str(self.root), step, Finishing(**finishing))
+        return await self.shard(Part.WRITTEN)
+
+    async def saver_idle(self):
+        """Wait until all that the saver was asked for before is done."""
+        place = {"root": str(self.root), "step": 0, "generation": 0, "token": "nobody"}
+        assert "dropped" in await asyncio.wait_for(self.saver.ask(drop=place), WITHIN_S)
+
+    @property
+    def drafts(self):
+        return [name for name in os.listdir(self.root) if "elastic-tmp" in name]
 
 
 async def do(work, *args):
@@ -164,14 +183,13 @@ def test_from_a_buffer_to_a_checkpoint(node):
     async def story(node):
         node.begin()
         link, post = await node.link()
-        assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
         assert (post.token, post.run, post.job, post.busy) == (TOKEN, "run-1", "job", frozenset())
         buffer = fill(post, node.root, 40)
         link.staged(buffer, str(node.root), 40, Finishing(verify="full", md5=True))
         assert await node.shard(Part.STAGED) == Shard(0, 40, Part.STAGED)
         assert await node.shard(Part.WRITTEN) == Shard(0, 40, Part.WRITTEN)
         assert StagingBuffer.open(buffer).mark == EMPTY
-        assert node.desk.state()[:2] == ((0,), (Shard(0, 40, Part.WRITTEN),))
+        assert node.desk.state()[:2] == ((), (Shard(0, 40, Part.WRITTEN),))
         assert not await do(link.settled, 0.05)
         name = folder_name(40, 1)
         node.desk.follow(Prepare(1, 40))
@@ -183,7 +201,11 @@ def test_from_a_buffer_to_a_checkpoint(node):
         found = Store(node.root).look(name)
         assert isinstance(found, Checkpoint)
         assert (found.path / "checkpoints.md5").exists()
+        # Whether it counts is for the leader to say.
+        assert not await do(link.settled, 0.05)
+        node.desk.follow(Settle(1, 40))
         assert await do(link.settled, WITHIN_S)
+        assert link.troubles() == ()
         assert node.desk.state()[1] == ()
 
     node(story)
@@ -199,9 +221,14 @@ def test_what_can_not_be_written(node):
         link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
         missed = await node.shard(Part.MISSED)
         assert str(node.root) in missed.why
+        # The leader may not hear it: the next one is told.
+        assert node.desk.state()[1] == (missed,)
+        node.desk.follow(Drop(1, 5, f"rank 0 on a: {missed.why}"))
         assert await do(link.settled, WITHIN_S)
+        assert link.troubles() == (f"step 5 is not saved: rank 0 on a: {missed.why}",)
         link.missed(6, "it has no room")
         assert await node.shard(Part.MISSED) == Shard(0, 6, Part.MISSED, "it has no room")
+        node.desk.follow(Drop(1, 6, "rank 0 on a: it has no room"))
         assert node.desk.state()[1] == ()
 
     node(story)
@@ -221,6 +248,272 @@ def test_a_part_is_missing(node):
         assert (await node.report(CheckpointPrepared)).trouble
 
     node(story)
+
+
+def test_a_part_is_missing_of_one_of_several(node):
+    """What can't be put together is forgotten when the leader says so, and nothing else is forgotten with it."""
+
+    async def story(node):
+        node.begin(slots=2)
+        link, post = await node.link(size=2)
+        for number, step in enumerate((4, 5)):
+            await node.written(link, post, step, number)
+        await node.written(link, post, 6)
+        node.desk.follow(Prepare(1, 5))
+        trouble = (await node.report(CheckpointPrepared)).trouble
+        assert [shard.step for shard in node.desk.state()[1]] == [4, 5, 6]
+        node.desk.follow(Drop(1, 5, trouble))
+        assert [shard.step for shard in node.desk.state()[1]] == [4, 6]
+        await node.saver_idle()
+        assert sorted(name.split(".")[1] for name in node.drafts) == [folder_name(4, 1), folder_name(6, 1)]
+        node.desk.follow(Prepare(1, 4))
+        assert "shared by all nodes" in (await node.report(CheckpointPrepared)).trouble
+
+    node(story)
+
+
+def test_what_was_not_put_together_in_the_last_world(node):
+    """It is nothing to the one that runs."""
+
+    async def story(node):
+        node.begin(slots=2)
+        link, post = await node.link(size=2)
+        await node.written(link, post, 5)
+        os.kill(node.saver._process.pid, signal.SIGSTOP)
+        node.desk.follow(Prepare(1, 5))
+        await asyncio.sleep(0.05)
+        node.begin(generation=2, slots=2)
+        later, post = await node.link(generation=2, size=2)
+        later.staged(fill(post, node.root, 5, number=1), str(node.root), 5, Finishing())
+        await node.shard(Part.STAGED)
+        os.kill(node.saver._process.pid, signal.SIGCONT)
+        assert (await node.report(CheckpointPrepared)).generation == 1
+        await node.shard(Part.WRITTEN)
+        node.desk.follow(Drop(1, 5, "of a world that is over"))
+        assert node.desk.state()[1] == (Shard(0, 5, Part.WRITTEN),)
+
+    node(story)
+
+
+def test_what_nothing_came_of(node):
+    """Its draft is removed, and those who wait for it are told why; what others saved later is not touched."""
+
+    async def story(node):
+        node.begin(slots=2)
+        links = [await node.link(rank, size=2) for rank in range(2)]
+        for link, post in links:
+            await node.written(link, post, 5)
+        await node.written(*links[0], 6, number=1)
+        node.desk.follow(Drop(1, 5, "rank 2 on b: the disk is full"))
+        (first, _), (second, _) = links
+        assert await do(second.settled, WITHIN_S)
+        assert second.troubles() == ("step 5 is not saved: rank 2 on b: the disk is full",)
+        # Another save is under way here.
+        assert not await do(first.settled, 0.05)
+        await node.saver_idle()
+        assert [name.split(".")[1] for name in node.drafts] == [folder_name(6, 1)]
+        assert node.desk.state()[1] == (Shard(0, 6, Part.WRITTEN),)
+        node.desk.follow(Settle(1, 6))
+        assert await do(first.settled, WITHIN_S)
+        # Whoever waits for the later one has what it wants.
+        assert first.troubles() == ()
+
+    node(story)
+
+
+def test_dropped_while_it_is_being_written(node):
+    """What is written of it after that goes as well, and is nobody's news."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        await node.saver.start()
+        os.kill(node.saver._process.pid, signal.SIGSTOP)
+        link.staged(fill(post, node.root, 5), str(node.root), 5, Finishing())
+        await node.shard(Part.STAGED)
+        node.desk.follow(Drop(1, 5, "rank 1 on b: the disk is full"))
+        assert await do(link.settled, WITHIN_S)
+        os.kill(node.saver._process.pid, signal.SIGCONT)
+        await node.saver_idle()
+        assert node.drafts == []
+        assert node.desk.state()[1] == ()
+        assert node.reports.empty()
+
+    node(story)
+
+
+def test_who_comes_after_the_others_gave_it_up(node):
+    """It is told once more, and leaves no draft behind either."""
+
+    async def story(node):
+        node.begin()
+        node.desk.follow(Drop(1, 5, "rank 1 on b: the disk is full"))
+        link, post = await node.link()
+        await node.written(link, post, 5)
+        assert node.drafts
+        node.desk.follow(Drop(1, 5, "rank 1 on b: the disk is full"))
+        assert await do(link.settled, WITHIN_S)
+        await node.saver_idle()
+        assert node.drafts == []
+
+    node(story)
+
+
+def test_a_node_without_rank_0(node):
+    """Its ranks wait until it is committed, and what it knows of it is forgotten then."""
+
+    async def story(node):
+        node.begin(slots=2)
+        link, post = await node.link(1, size=2)
+        for number, step in enumerate((4, 5)):
+            await node.written(link, post, step, number)
+        assert not await do(link.settled, 0.05)
+        node.desk.follow(Settle(1, 5))
+        assert await do(link.settled, WITHIN_S)
+        assert link.troubles() == ()
+        assert node.desk.state()[1] == ()
+        await node.saver_idle()
+        assert [name.split(".")[1] for name in node.drafts] == [folder_name(5, 1)]
+
+    node(story)
+
+
+def test_a_checkpoint_that_got_no_name(node):
+    """Whoever waits for it is told, and nothing is removed: it is committed."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        await node.written(link, post, 5)
+        node.desk.follow(Settle(1, 5, "it could not be given its name: the device is gone"))
+        assert await do(link.settled, WITHIN_S)
+        assert "the device is gone" in link.troubles()[0]
+        await node.saver_idle()
+        assert node.drafts
+
+    node(story)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_asked_twice_to_publish(node, settled):
+    """A leader that did not hear of the name is told again, the same."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        for step in (5, 6):
+            await node.written(link, post, step, keep_last=1)
+            node.desk.follow(Prepare(1, step))
+            assert not (await node.report(CheckpointPrepared)).trouble
+            node.desk.follow(Publish(1, step))
+            published = await node.report(CheckpointPublished)
+        assert published == CheckpointPublished("a", 1, 6, pruned=(folder_name(5, 1),))
+        if settled:
+            node.desk.follow(Settle(1, 6))
+        node.desk.follow(Publish(1, 6))
+        assert await node.report(CheckpointPublished) == published
+        node.desk.follow(Publish(1, 7))
+        assert (await node.report(CheckpointPublished)).trouble
+
+    node(story)
+
+
+def test_nobody_reads_for_long(node):
+    """What was said meanwhile is read before another save: who does not read is told nothing more."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        for number in range(5000):
+            node.board.tell(notice="drain", number=number, reason="x" * 200)
+        await asyncio.sleep(0.05)
+        await node.written(link, post, 5)
+        await asyncio.sleep(0.05)
+        node.desk.follow(Settle(1, 5))
+        assert await do(link.settled, WITHIN_S)
+
+    node(story)
+
+
+def test_who_waits_for_nothing_is_told_nothing(node):
+    """The launcher tells of what went wrong; a worker does so only to whoever waited for it."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        for step in (5, 6):
+            await node.written(link, post, step)
+            node.desk.follow(Drop(1, step, "rank 1 on b: the disk is full"))
+            await asyncio.sleep(0.05)
+            assert link.troubles() == ()
+        assert await do(link.settled, WITHIN_S)
+        assert link.troubles() == ("step 6 is not saved: rank 1 on b: the disk is full",)
+        assert link.troubles() == ()
+        # Whoever asks again is answered again.
+        assert await do(link.settled, WITHIN_S)
+        assert len(link.troubles()) == 1
+
+    node(story)
+
+
+def test_who_can_be_asked(node):
+    """A rank that looks whether it is asked, until its connection ends, whatever its children do."""
+
+    async def story(node):
+        node.begin()
+        link, _ = await node.link()
+        link.want("it is time")
+        await node.report(SaveWanted)
+        assert node.desk.state()[0] == ()
+        assert link.asked(1) is None
+        assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
+        assert link.asked(2) is None
+        assert node.desk.state()[0] == (0,)
+        with subprocess.Popen(["sleep", "60"], pass_fds=[link._socket.fileno()]) as child:  # noqa: ASYNC220
+            link.close()
+            assert await node.report(CheckpointerClosed) == CheckpointerClosed("a", 1, 0)
+            child.kill()
+        assert node.desk.state()[0] == ()
+        other, _ = await node.link()
+        other.close()
+        node.begin(generation=2)
+        await asyncio.sleep(0.05)
+        assert node.reports.empty()
+
+    node(story)
+
+
+@pytest.mark.parametrize(
+    ("looks", "word"),
+    [
+        (False, "rank 1 waits in restore(): rank 0 has not called restore() of its Checkpointer yet"),
+        (True, "rank 1 waits in restore(): rank 0 is still looking for what to go on from"),
+    ],
+)
+def test_a_restore_that_waits(node, looks, word, monkeypatch, caplog):
+    """After a while it is said what for."""
+    monkeypatch.setattr(desk_module, "PATIENCE_S", 0.1)
+
+    async def story(node):
+        node.begin(slots=2)
+        first, _ = await node.link(0, size=2)
+        second, _ = await node.link(1, size=2)
+        waiting = [asyncio.ensure_future(do(second.resume, pytest.fail))]
+        if looks:
+            waiting.append(asyncio.ensure_future(do(first.resume, slow_find)))
+        await asyncio.sleep(0.3)
+        assert [each.getMessage() for each in caplog.records if each.name == desk_module.__name__] == [word]
+        node.desk.follow(Resume(1, None))
+        await asyncio.gather(*waiting)
+        await asyncio.sleep(0.15)
+        assert sum("waits in restore()" in each.getMessage() for each in caplog.records) == 1
+
+    node(story)
+
+
+def slow_find():
+    time.sleep(0.4)
+    return Found(())
 
 
 @pytest.mark.parametrize("times", [1, 2])

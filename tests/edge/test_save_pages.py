@@ -40,7 +40,7 @@ def environ(pages, agent, rank):
     return {f"ELASTIC_{name}": str(value) for name, value in names.items()}
 
 
-def workers(pages, agent, log):
+def workers(pages, agent, log, stride=1):
     """A process for each rank: they wait for each other every now and then, and note where they were asked to save."""
     pids = []
     for rank in range(RANKS):
@@ -54,7 +54,7 @@ def workers(pages, agent, log):
                     while not (log / "stop").exists():
                         if done > min(other[DONE] for other in others) + rank * 10:
                             continue
-                        done += 1
+                        done += stride
                         if link.asked(done) is not None:
                             file.write(f"{done}\n")
                             file.flush()
@@ -64,13 +64,14 @@ def workers(pages, agent, log):
     return pids
 
 
-def test_all_ranks_save_at_the_same_step(tmp_path, agent):
-    """However far apart they are, and whenever it comes: nobody is past the step before it is told."""
+@pytest.mark.parametrize("stride", [1, 4])
+def test_all_ranks_save_at_the_same_step(tmp_path, agent, stride):
+    """However far apart they are, in whatever steps they count, and whenever it comes: nobody is past it by then."""
     pages = SavePages(tmp_path)
     for rank in range(RANKS):
         pages.path(rank)
     pages.begin(1)
-    pids = workers(pages, agent, tmp_path)
+    pids = workers(pages, agent, tmp_path, stride)
     asked = []
     try:
         while any(pages.done(rank) == 0 for rank in range(RANKS)):
@@ -80,14 +81,15 @@ def test_all_ranks_save_at_the_same_step(tmp_path, agent):
             time.sleep(0.001)
             asked.append(max(pages.done(rank) for rank in range(RANKS)) + 1)
             pages.answer(asked[-1])
-            while any(pages.done(rank) <= asked[-1] for rank in range(RANKS)):
+            while any(pages.done(rank) <= asked[-1] + stride for rank in range(RANKS)):
                 time.sleep(0.0005 * (number % 3))
     finally:
         (tmp_path / "stop").touch()
         for pid in pids:
             os.waitpid(pid, 0)
+    expected = [-(-step // stride) * stride for step in asked]
     for rank in range(RANKS):
-        assert [int(line) for line in (tmp_path / str(rank)).read_text().split()] == asked
+        assert [int(line) for line in (tmp_path / str(rank)).read_text().split()] == expected
 
 
 def test_workers_wait_until_they_are_told(tmp_path, agent):
@@ -145,16 +147,29 @@ def test_asked_for_a_later_step(one, hold):
     assert link.asked(10) is None
 
 
-def test_asked_for_a_step_that_is_past(one, agent_socket):
-    """It says so, because others wait for it; and goes on."""
+def test_asked_for_a_step_between_two(one, agent_socket):
+    """Who counts in larger steps saves at the first one that is not before it, once."""
     pages, link = one
     pages.pause()
-    pages.answer(9)
-    assert link.asked(11) is None
+    pages.answer(9, hold=True)
+    assert link.asked(8) is None
+    assert link.asked(12).hold
+    assert link.asked(16) is None
     connection, _ = agent_socket.accept()
     with connection:
-        assert b'"missed": {"rank": 0, "step": 9' in connection.recv(4096)
-    assert link.asked(12) is None
+        assert b"missed" not in connection.recv(4096)
+
+
+def test_the_agent_learns_who_looks(one, agent_socket):
+    """Whoever looks at its page can be asked to save; that is said once."""
+    _, link = one
+    connection, _ = agent_socket.accept()
+    with connection:
+        connection.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            connection.recv(4096)
+        assert [link.asked(step) for step in (4, 5)] == [None] * 2
+        assert connection.recv(4096) == b'{"looks": {"rank": 0}}\n'
 
 
 def test_called_off(one):

@@ -215,6 +215,24 @@ def test_drafts_that_are_overtaken(framework, shared, tmp_path):
     assert sorted(os.listdir(root)) == sorted([*stays, NAME])
 
 
+def test_a_draft_that_is_dropped(framework, shared, tmp_path):
+    """It goes, also if it was prepared; one that is not there, or has its name, is no trouble."""
+    root = tmp_path / "checkpoints"
+    staged(framework, shared, state_of(framework, 1), root)
+    which = {"root": str(root), **WHICH}
+    stays = Store(root).draft(41, 3, "run1").path.name
+    with SaverProcess() as saver:
+        for request in ({"save": str(shared)}, {"prepare": {**which, "world_size": 1}}, {"drop": which}):
+            saver.ask(request)
+        draft = f".{NAME}.run1.elastic-tmp"
+        assert [saver.answer() for _ in range(3)][2] == {"dropped": {"draft": draft, "step": 40}}
+        assert os.listdir(root) == [stays]
+        (root / NAME).mkdir()
+        saver.ask({"drop": which})
+        assert "dropped" in saver.answer()
+    assert sorted(os.listdir(root)) == sorted([stays, NAME])
+
+
 def test_what_goes_wrong_is_told(framework, shared, tmp_path):
     """In one line each, with the path and, where they are known, the step and the rank; and the saver lives on."""
     (tmp_path / "file").write_text("")

@@ -19,6 +19,7 @@ from elastic_adapter.core import hang
 from elastic_adapter.core.config import JobConfig
 from elastic_adapter.core.events import (
     CheckpointEntered,
+    CheckpointerClosed,
     CheckpointerOpened,
     CheckpointPrepared,
     CheckpointPublished,
@@ -51,6 +52,7 @@ from elastic_adapter.core.events import (
 )
 from elastic_adapter.core.job import Step, step
 from elastic_adapter.core.model import (
+    Drop,
     Dump,
     Explain,
     Hold,
@@ -63,6 +65,7 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    Settle,
     Shard,
     StackReport,
     Succeeded,
@@ -71,7 +74,7 @@ from elastic_adapter.core.model import (
 )
 from elastic_adapter.core.restart import History, RestartPolicy
 from elastic_adapter.core.state import Closing, Draining, Finished, Gathering, Holding, Job, Running, deadline
-from elastic_adapter.core.testing import Act, BrokenRule, Story, checkpoint, exit_of, job_config
+from elastic_adapter.core.testing import Act, BrokenRule, Story, checkpoint, exit_of, is_last_word, job_config
 
 NODES = ("a", "b", "c", "d", "e", "f")
 # A rule's own choices: those can be made simpler by hypothesis when a rule is broken.
@@ -121,6 +124,8 @@ class JobMachine(RuleBasedStateMachine):
         self.reports_drained = rng.random() < 0.5
         # Whether nodes do what they are asked to do about checkpoints once the faults stop.
         self.saves = rng.random() < 0.7
+        # How far beyond the step that they are asked to save at ranks do so.
+        self.stride = rng.choice((0, 0, 3))
         # Whether a checkpoint is being written when all workers end.
         self.stages_last = bool(self.saving) and rng.random() < 0.5
         # What may be heard again: ports are left out, because an agent never offers a used one again.
@@ -318,7 +323,9 @@ class JobMachine(RuleBasedStateMachine):
         before, last = self.story.job, self.story.last
         if last in self.heard[-1:] and not isinstance(last, TimePassed | StopRequested):
             self.story.tell(last)
-            if self.story.job != before or self.story.commands:
+            # Whoever tells of what is done with is told so, as often as it tells.
+            done = [each for each in self.story.commands if not is_last_word(each)]
+            if self.story.job != before or done:
                 raise BrokenRule(f"{last} counts once")
 
     @rule(rng=CHOICES)
@@ -346,6 +353,13 @@ class JobMachine(RuleBasedStateMachine):
             self.tell(CheckpointerOpened(self.story.node_of(rank), self.story.generation, rank))
         if rng.random() < 0.2:
             self.tell(CheckpointerOpened(rng.choice(NODES), self.story.generation - rng.choice((0, 1)), some[0]))
+
+    def close_savers(self, rng: Random) -> None:
+        """One rank saves no more, or somebody says so of one that never did."""
+        if self.world is not None:
+            rank = rng.randrange(self.world.world_size)
+            node = rng.choice((self.story.node_of(rank), self.story.node_of(rank), rng.choice(NODES)))
+            self.tell(CheckpointerClosed(node, self.story.generation - rng.choice((0, 0, 1)), rank))
 
     def want_save(self, rng: Random) -> None:
         """A worker wants a checkpoint, most often where all ranks can be asked for one."""
@@ -459,7 +473,9 @@ class JobMachine(RuleBasedStateMachine):
     def a_step(self, rng: Random) -> int:
         ask = self.story.job.saves.ask
         asked = ask.step if ask is not None and ask.step is not None else None
-        return asked if asked is not None and rng.random() < 0.7 else rng.choice((10, 20, 30, 40, 50))
+        # Some count in larger steps than one.
+        asked = None if asked is None else asked + self.stride
+        return asked if asked is not None and rng.random() < 0.7 else rng.choice((10, 20, 25, 30, 40, 50))
 
     def report(self, shard: Shard, node: str, generation: int) -> None:
         self.tell(ShardReported(node, generation, shard))
@@ -488,11 +504,13 @@ class JobMachine(RuleBasedStateMachine):
             return
         before = self.story.generation
         ask = self.story.job.saves.ask
+        done = max((each.step for each in self.story.job.checkpoints if each.generation == before), default=0)
         for node in self.world.nodes if ask is not None and ask.step is None else ():
             if node in self.present:
-                self.tell(StepsReached(node, before, ask.number, 60))
+                # Nobody gets back behind what it has saved.
+                self.tell(StepsReached(node, before, ask.number, max(60, done + 1)))
         ask = self.story.job.saves.ask
-        at = ask.step if ask is not None else otherwise
+        at = ask.step + self.stride if ask is not None and ask.step is not None else otherwise
         staged = {} if at is None or self.story.job.absent else {at: set(range(self.world.world_size))}
         for at, ranks in {**self.story.referee.clerk.staged, **staged}.items():
             for rank in sorted(ranks):
@@ -566,7 +584,7 @@ class JobMachine(RuleBasedStateMachine):
             self.story.tell(MemberLost(node, "its lease ended", proven=False))
         for node in sorted(self.present):
             self.story.tell(MemberReady(node))
-        for _ in range(12):
+        for _ in range(20):
             self.offer_where_none()
             if self.reports_drained and isinstance(self.story.job.phase, Draining):
                 for node in self.world.nodes:
@@ -637,7 +655,19 @@ HAPPENINGS = (
     *("get_on", "dump", "check", "clear", "err", "grow"),
 )
 SAVING = (
-    *("open_savers", "want_save", "reach", "save_all", "save_all", "save_one", "prepare", "prepare", "enter", "enter"),
+    *(
+        "open_savers",
+        "close_savers",
+        "want_save",
+        "reach",
+        "save_all",
+        "save_all",
+        "save_one",
+        "prepare",
+        "prepare",
+        "enter",
+        "enter",
+    ),
     *("save_well", "find", "fail_to_restore", "change_leader", "change_size", "change_size", "obey"),
 )
 
@@ -1037,7 +1067,49 @@ def does_not_listen_to_who_comes_back(job: Job, event: Event, now: float) -> Ste
     return step(job, replace(event, savers=(), shards=(), found=None) if type(event) is MemberJoined else event, now)
 
 
+def keeps_to_itself_what_came_of_a_save(job: Job, event: Event, now: float) -> Step:
+    return without(without(step(job, event, now), Drop), Settle)
+
+
+def says_it_once(job: Job, event: Event, now: float) -> Step:
+    """Who was away, or comes late, is not told what became of a checkpoint."""
+    after, commands = step(job, event, now)
+    return (after, commands) if after != job else (after, tuple(each for each in commands if not is_last_word(each)))
+
+
+def drops_what_is_committed(job: Job, event: Event, now: float) -> Step:
+    after, commands = step(job, event, now)
+    return after, tuple(
+        replace(each, directive=Drop(each.directive.generation, each.directive.step, "it is done with"))
+        if isinstance(each, Send) and isinstance(each.directive, Settle)
+        else each
+        for each in commands
+    )
+
+
+def waits_for_parts_for_ever(job: Job, event: Event, now: float) -> Step:
+    patient = tuple(replace(each, staged_by=None) for each in job.saves.under_way)
+    return step(replace(job, saves=replace(job.saves, under_way=patient)), event, now)
+
+
+def waits_for_who_saves_no_more(job: Job, event: Event, now: float) -> Step:
+    return (job, ()) if isinstance(event, CheckpointerClosed) else step(job, event, now)
+
+
+def gives_up_too_early(job: Job, event: Event, now: float) -> Step:
+    hasty = tuple(
+        replace(each, staged_by=None if each.staged_by is None else now - 1.0) for each in job.saves.under_way
+    )
+    return step(replace(job, saves=replace(job.saves, under_way=hasty)), event, now)
+
+
 BROKEN_SAVES = [
+    keeps_to_itself_what_came_of_a_save,
+    says_it_once,
+    drops_what_is_committed,
+    waits_for_parts_for_ever,
+    waits_for_who_saves_no_more,
+    gives_up_too_early,
     publishes_what_is_not_in_the_ledger,
     prepares_what_is_not_written,
     takes_parts_of_another_generation,

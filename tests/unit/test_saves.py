@@ -12,6 +12,7 @@ import pytest
 from elastic_adapter.core.events import (
     CheckpointEntered,
     CheckpointPublished,
+    CheckpointsFound,
     Commit,
     Enter,
     Keep,
@@ -21,6 +22,7 @@ from elastic_adapter.core.events import (
 )
 from elastic_adapter.core.model import (
     Drain,
+    Drop,
     Halt,
     Hold,
     Level,
@@ -31,6 +33,7 @@ from elastic_adapter.core.model import (
     Resume,
     Run,
     SaveAt,
+    Settle,
     Shard,
     Wait,
 )
@@ -118,6 +121,16 @@ class TestACheckpoint:
         """A checkpoint is in it once, and the newest is the first."""
         assert ledger(story(f"{SAVERS}; {script}", max_restarts=9, save_wait_s=0)) == names
 
+    def test_after_an_outage_the_newest_is_the_first(self):
+        """The ledger takes it at once; those before it are past then, and are not asked for one by one."""
+        script = "write 40; prepared 40; not-entered 40; write 50; prepared 50; not-entered 50; write 60; prepared 60"
+        told = story(f"{SAVERS}; {script}; not-entered 60; due on")
+        assert [each.step for each in told.commands if isinstance(each, Enter)] == [60]
+        told.play("entered 60")
+        assert ledger(told) == ["step-60-1"]
+        assert [each.step for node, each in orders(told, Drop) if node == "a"] == [40, 50]
+        assert deadline(told.job) is None
+
     def test_the_ledger_is_asked_to_take_it_before_the_others(self):
         """What it holds already stays."""
         told = story(f"{SAVERS}; checkpoint 40; write 50; prepared 50")
@@ -167,7 +180,7 @@ class TestACheckpoint:
         told = story(f"{SAVERS}; {script}")
         assert [each for each in words(told) if said in each]
         told.play("repeat")
-        assert told.commands == ()
+        assert words(told) == []
 
     def test_rank_0s_node_may_have_missed_what_it_was_told(self):
         """On a new stream it is told again what it has not said that it has done."""
@@ -184,6 +197,119 @@ class TestACheckpoint:
         assert told.commands == ()
         told.play("back a")
         assert orders(told, Prepare) == [("a", Prepare(1, 40))]
+
+
+class TestWhatBecameOfIt:
+    """All nodes are told: ranks wait for it, and what is written of one that will not come is in the way."""
+
+    @pytest.mark.parametrize(
+        ("script", "step", "why"),
+        [
+            pytest.param("staged 0:40; missed 1:40", 40, "rank 1 on b: the disk is full", id="a rank has missed it"),
+            pytest.param("missed 0:40", 40, "rank 0 on a: the disk is full", id="the first one has missed it"),
+            pytest.param("write 40; spoilt 40", 40, "the disk is full", id="it is not put together"),
+            pytest.param(
+                "write 40 50; prepared 50; entered 50", 40, "there is a later one, of step 50", id="a later one is in"
+            ),
+            pytest.param(
+                "staged 0:40; staged 1:41",
+                40,
+                "rank 1 of 2 saved step 41 instead; do all ranks save at the same steps?",
+                id="a rank saves elsewhere",
+            ),
+            pytest.param(
+                "staged 0:10 0:20 0:30 0:40 0:50",
+                10,
+                "rank 1 of 2 did not save there; do all ranks make a Checkpointer and call step?",
+                id="too many lack parts",
+            ),
+            pytest.param(
+                "stage 10 20 30 40; written 0:10; staged 0:50",
+                10,
+                "rank 1 of 2 had not written it when 4 later ones came",
+                id="one is not written",
+            ),
+            pytest.param(
+                "staged 0:40; due on",
+                40,
+                "rank 1 of 2 did not save there; do all ranks make a Checkpointer and call step?",
+                id="a part does not come",
+            ),
+        ],
+    )
+    def test_given_up(self, script, step, why):
+        """It is said why, and nobody goes on waiting."""
+        told = story(f"{SAVERS}; {script}")
+        assert orders(told, Drop) == [(node, Drop(1, step, why)) for node in "ab"]
+        assert told.job.saves.find(step) is None
+        assert [each for each in words(told) if why in each] or "later" in why
+
+    def test_committed(self):
+        """Nodes without rank 0 learn of it by that."""
+        told = story(f"{SAVERS}; checkpoint 40")
+        assert orders(told, Settle, Drop) == [("a", Settle(1, 40)), ("b", Settle(1, 40))]
+        told.play("write 50; prepared 50; entered 50")
+        told.tell(CheckpointPublished("a", 1, 50, "its device is gone"))
+        (trouble,) = {each.trouble for _, each in orders(told, Settle)}
+        assert trouble == "it could not be given its name: its device is gone"
+
+    def test_only_one_rank_saves(self):
+        """However long that goes on: few drafts at a time, and each is spoken of."""
+        told, said = story(SAVERS), []
+        for step in range(10, 1000, 10):
+            told.play(f"staged 0:{step}")
+            said += words(told)
+            told.play(f"written 0:{step}")
+            assert len(told.job.saves.under_way) == len(told.desk("a").shards) <= 4
+        assert [each.partition(":")[0] for each in said] == [f"no checkpoint of step {n}" for n in range(10, 960, 10)]
+        told.play("staged 0:1000; wait 1000")
+        assert told.job.saves.under_way == ()
+        assert told.desk("a").shards == {}
+
+    def test_many_ranks_are_not_all_named(self):
+        """A line is a line."""
+        told = Story(job_config(TOLERANT, (1, 1)))
+        told.join("a", slots=100)
+        told.play("staged 0:50; due on")
+        (word,) = words(told)
+        assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 ... of 100 did not save there" in word
+
+    @pytest.mark.parametrize(
+        ("script", "word"),
+        [
+            pytest.param("missed 1:40; staged 0:40", Drop(1, 40, "rank 1 on b: the disk is full"), id="late"),
+            pytest.param("missed 1:40; missed 0:40", Drop(1, 40, "rank 1 on b: the disk is full"), id="missed, too"),
+            pytest.param("checkpoint 50; written 0:40", Drop(1, 40, "there is a later one"), id="a later one is in"),
+            pytest.param("checkpoint 40; written 0:40", Settle(1, 40), id="it is in"),
+        ],
+    )
+    def test_who_tells_of_it_afterwards(self, script, word):
+        """It is told once more, alone: it has not heard, or has only now begun."""
+        assert sent(story(f"{SAVERS}; {script}").commands) == (("a", word),)
+
+    @pytest.mark.parametrize(
+        ("script", "word"),
+        [
+            pytest.param("stage 40; hush b; missed 0:40", Drop(1, 40, "rank 0 on a: the disk is full"), id="given up"),
+            pytest.param("write 40; prepared 40; entered 40; hush b; published 40", Settle(1, 40), id="committed"),
+        ],
+    )
+    def test_who_was_away(self, script, word):
+        """It is told when it is back, because it says that it has a part of it."""
+        told = story(f"{SAVERS}; {script}")
+        assert [node for node, _ in orders(told, Settle, Drop)] == ["a"]
+        told.play("back b")
+        assert orders(told, Settle, Drop) == [("b", word)]
+        told.play("back b")
+        assert orders(told, Settle, Drop) == []
+
+    def test_a_rank_missed_it_when_its_node_had_no_stream(self):
+        """It says so when it is back, so that nobody waits for that part."""
+        told = story(f"{SAVERS}; stage 40; hush b", max_restarts=1)
+        told.desk("b").shards[1, 40] = Shard(1, 40, Part.MISSED, "the disk is full")
+        told.play("back b")
+        assert [node for node, _ in orders(told, Drop)] == ["a", "b"]
+        assert told.play("crash 0") == "running 2: a b, 1 charged"
 
 
 class TestTheNextWorld:
@@ -247,6 +373,12 @@ class TestFound:
         """It changes nothing."""
         told = story(f"{SAVERS}; {script}", max_restarts=1)
         assert told.commands == ()
+
+    def test_there_are_very_many(self):
+        """As many are kept as the ledger keeps."""
+        told = story(SAVERS)
+        told.tell(CheckpointsFound("a", 1, tuple(checkpoint(step, 0) for step in range(1000, 0, -1))))
+        assert [each.step for each in told.job.checkpoints] == list(range(1000, 936, -1))
 
     def test_a_newer_entry_stays(self):
         """What this world has saved is newer than what it went on from."""
@@ -331,6 +463,9 @@ class TestAsk:
         [
             pytest.param("join a b; want a", id="nobody saves"),
             pytest.param("join a b; saver 0; want a", id="not all ranks save"),
+            pytest.param("join a b; write 40; want a", id="all save, but nobody looks whether it is asked to"),
+            pytest.param(f"{SAVERS}; closed 1; want a", id="one saves no more"),
+            pytest.param(f"{SAVERS}; hush b; closed 1; back b; want a", id="one saves no more, as it turns out"),
             pytest.param(f"{SAVERS}; ok 0; want a", id="one has finished"),
             pytest.param(f"{SAVERS}; fail 0; want a", id="one has failed"),
             pytest.param(f"{SAVERS}; hush b; want a", id="a node is silent"),
@@ -366,6 +501,48 @@ class TestAsk:
         """Ranks that have saved a later step need not save the earlier one."""
         told = story(f"{SAVERS}; want a; reached a:40 b:40; checkpoint 50")
         assert told.job.saves.ask is None
+
+    @pytest.mark.parametrize(
+        ("script", "open_"),
+        [
+            pytest.param("stage 43", True, id="all have staged"),
+            pytest.param("missed 0:43", False, id="a rank has missed it"),
+            pytest.param("staged 0:43; missed 1:43", False, id="another rank has missed it"),
+            pytest.param("write 43; spoilt 43", False, id="not put together"),
+            pytest.param("checkpoint 43", False, id="it is there"),
+            pytest.param("missed 0:39", True, id="an earlier one is missed"),
+            pytest.param("stage 43; missed 0:47", True, id="a later one is missed"),
+            pytest.param("staged 0:43; staged 1:47", False, id="they do not agree"),
+        ],
+    )
+    def test_ranks_that_count_in_larger_steps(self, script, open_):
+        """The first checkpoint from that step on is the one that was asked for."""
+        told = story(f"{SAVERS}; want a; reached a:40 b:41; {script}")
+        assert (told.job.saves.ask is not None) == open_
+
+    def test_a_node_that_saved_later_than_it_was_asked_to(self):
+        """It has saved: nobody is asked again when it comes on a new stream."""
+        told = story(f"{SAVERS}; want a; reached a:40 b:41; stage 43; hush b; back b")
+        assert orders(told, Pause, SaveAt) == []
+
+    @pytest.mark.parametrize(
+        "script",
+        [
+            pytest.param("want a; closed 1", id="before it was asked where it is"),
+            pytest.param("want a; reached a:40 b:40; closed 1", id="before it has saved"),
+            pytest.param("want a; reached a:40 b:40; staged 0:40; closed 1", id="another one has saved"),
+        ],
+    )
+    def test_one_that_saves_no_more(self, script):
+        """Nobody waits for it."""
+        told = story(f"{SAVERS}; {script}")
+        assert words(told) == ["no checkpoint: rank 1 on b saves no more"]
+        assert [(node, each.step) for node, each in orders(told, SaveAt)] == [("a", None), ("b", None)]
+
+    def test_one_that_saves_no_more_after_this(self):
+        """It has done what it was asked to."""
+        told = story(f"{SAVERS}; want a; reached a:40 b:40; stage 40; closed 1")
+        assert told.commands == ()
 
     def test_ranks_that_never_save(self):
         """Are asked again some time."""
@@ -417,6 +594,10 @@ class TestAPlannedChange:
             pytest.param(f"{GROWS}; reached a:40; wait 30", "draining 1: a", id="the time is over"),
             pytest.param(f"{GROWS}; reached a:40; checkpoint 30", "running 1: a", id="an earlier one will not do"),
             pytest.param("join a; wait 3; join b; wait 3", "draining 1: a", id="nobody saves checkpoints"),
+            pytest.param("join a; wait 3; checkpoint 40; join b; wait 3", "draining 1: a", id="nobody can be asked"),
+            pytest.param(f"{GROWS}; closed 0", "draining 1: a", id="nobody can be asked any more"),
+            pytest.param(f"{GROWS}; reached a:40; checkpoint 43", "draining 1: a", id="a join, in larger steps"),
+            pytest.param(f"{GROWS}; reached a:40; missed 0:43", "draining 1: a", id="missed, in larger steps"),
             pytest.param(
                 "join a b c; saver 0 1 2; leave b; reached a:9 b:9 c:9; checkpoint 9", "running 2: a c", id="a leave"
             ),
@@ -645,6 +826,11 @@ class TestTheEnd:
         """For a save that can still be finished."""
         assert outline(story(f"{SAVERS}; {script}").job) == end
 
+    def test_an_end_that_does_not_wait_any_longer(self):
+        """It is said."""
+        told = story(f"{SAVERS}; stage 40; ok 0 1; due on")
+        assert words(told) == ["the checkpoint of step 40, which is being written, is not waited for any longer"]
+
     def test_those_who_train_on_are_stopped(self):
         """Those who have finished are told what they wait for."""
         told = story(f"{SAVERS}; stage 40; crash 0")
@@ -684,6 +870,15 @@ class TestANewLeader:
         told.play("prepared 40; entered 40; published 40; crash 0")
         assert ledger(told) == ["step-40-1"]
 
+    def test_a_name_that_is_not_known_everywhere(self):
+        """Rank 0's node has given it its name, and only another node has not heard so: it is told."""
+        told = story(f"{SAVERS}; write 40; prepared 40; entered 40; hush b; published 40; lead on; back a")
+        assert orders(told, Publish) == []
+        told.play("back b")
+        assert orders(told, Publish) == [("a", Publish(1, 40))]
+        told.play("published 40")
+        assert orders(told, Settle) == [("a", Settle(1, 40)), ("b", Settle(1, 40))]
+
     def test_savers(self):
         """Who can be asked is known."""
         assert len(orders(story(f"{SAVERS}; {self.BACK}; want a"), Pause)) == 2
@@ -697,9 +892,11 @@ class TestANewLeader:
     )
     def test_what_the_ledger_has_taken_is_given_its_name(self, script):
         """It is in the ledger once."""
-        told = story(f"{SAVERS}; {script}; {self.BACK}")
+        told = story(f"{SAVERS}; {script}; lead on; back a")
         assert ledger(told) == ["step-40-1"]
         assert orders(told, Prepare, Publish) == [("a", Publish(1, 40))]
+        told.play("back b")
+        assert orders(told, Prepare, Publish) == []
         told.play("published 40; write 40; prepared 40; entered 40")
         assert ledger(told) == ["step-40-1"]
 
