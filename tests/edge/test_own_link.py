@@ -20,10 +20,10 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.connect import connect
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
-from elastic_adapter.core.checkpoint.own_link import OwnLink, is_in_use
+from elastic_adapter.core.checkpoint.own_link import OwnLink
 from elastic_adapter.core.checkpoint.shared_folder import sweep
 from elastic_adapter.core.checkpoint.store import Store
-from elastic_adapter.core.checkpoint.writers import own_token, still_runs
+from elastic_adapter.core.checkpoint.writers import is_in_use, own_token, still_runs
 from elastic_adapter.core.errors import UserError
 
 
