@@ -31,6 +31,7 @@ from elastic_adapter.core.events import (
     ShardReported,
     StepsReached,
 )
+from elastic_adapter.core.ledger import ENTRIES_KEPT
 from elastic_adapter.core.model import (
     Assignment,
     CheckpointRef,
@@ -135,7 +136,8 @@ class SaveDesk:
             case {"resume": {"rank": int(rank)}}:
                 self._tell_resume(listener, rank)
             case {"found": {"root": str(root), "names": list(names)}}:
-                self._found = tuple(_ref(root, name) for name in names)
+                # No more than the leader keeps: it is told with each Hello.
+                self._found = tuple(_ref(root, name) for name in names[:ENTRIES_KEPT])
                 self.report(CheckpointsFound(self.node, self._generation, self._found))
             case {"not_restored": {"rank": int(rank), "name": str(name), "why": str(why)}}:
                 self.report(RestoreFailed(self.node, self._generation, rank, name, why))
