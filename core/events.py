@@ -168,6 +168,16 @@ class CheckpointerClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointNoted:
+    """A worker met something about checkpoints that people should know of. Nothing is decided because of it."""
+
+    node: str
+    generation: int
+    rank: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class SaveWanted:
     """A worker says that it is time for a checkpoint."""
 
@@ -275,6 +285,7 @@ Event: TypeAlias = (
     | NodeCleared
     | CheckpointerOpened
     | CheckpointerClosed
+    | CheckpointNoted
     | SaveWanted
     | StepsReached
     | ShardReported

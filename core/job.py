@@ -19,6 +19,7 @@ from elastic_adapter.core.events import (
     CheckpointEntered,
     CheckpointerClosed,
     CheckpointerOpened,
+    CheckpointNoted,
     CheckpointPrepared,
     CheckpointPublished,
     CheckpointsFound,
@@ -161,6 +162,8 @@ def _step(job: Job, event: Event, now: float) -> Step:
             | CheckpointPublished()
         ):
             return _saved(job, event, now)
+        case CheckpointNoted(node=node, rank=rank, words=words):
+            return job, (Tell(f"rank {rank} on {node}: {words}", "checkpoint"),)
         case SaveWanted() | CheckpointsFound() | RestoreFailed():
             return _checkpoints(job, event, now)
         case StopRequested():

@@ -6,6 +6,7 @@ from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointerClosed,
     CheckpointerOpened,
+    CheckpointNoted,
     CheckpointPrepared,
     CheckpointPublished,
     CheckpointsFound,
@@ -71,6 +72,7 @@ EPOCH = "elastic-epoch"
 SaveReport = (
     CheckpointerOpened
     | CheckpointerClosed
+    | CheckpointNoted
     | SaveWanted
     | StepsReached
     | ShardReported
@@ -177,13 +179,24 @@ def report_to_wire(report: Report) -> pb.Report:
             return _save_report_to_wire(report)
 
 
+def _of_a_rank_to_wire(report: CheckpointerOpened | CheckpointerClosed | CheckpointNoted) -> pb.Report:
+    who = {"generation": report.generation, "rank": report.rank}
+    match report:
+        case CheckpointerOpened():
+            return pb.Report(checkpointer_opened=pb.CheckpointerOpened(**who))
+        case CheckpointerClosed():
+            return pb.Report(checkpointer_closed=pb.CheckpointerClosed(**who))
+        case CheckpointNoted(words=words):
+            return pb.Report(checkpoint_noted=pb.CheckpointNoted(**who, words=_text(words)))
+        case _:
+            assert_never(report)
+
+
 def _save_report_to_wire(report: SaveReport) -> pb.Report:
     generation = report.generation
     match report:
-        case CheckpointerOpened(rank=rank):
-            return pb.Report(checkpointer_opened=pb.CheckpointerOpened(generation=generation, rank=rank))
-        case CheckpointerClosed(rank=rank):
-            return pb.Report(checkpointer_closed=pb.CheckpointerClosed(generation=generation, rank=rank))
+        case CheckpointerOpened() | CheckpointerClosed() | CheckpointNoted():
+            return _of_a_rank_to_wire(report)
         case SaveWanted(reason=reason):
             return pb.Report(save_wanted=pb.SaveWanted(generation=generation, reason=_text(reason)))
         case StepsReached(number=number, step=step):
@@ -264,12 +277,21 @@ def _workers_from_wire(report: pb.Report, node: str) -> Event | None:
             return _save_report_from_wire(report, node)
 
 
-def _save_report_from_wire(report: pb.Report, node: str) -> Event | None:
+def _of_a_rank_from_wire(report: pb.Report, node: str) -> Event:
     match report.WhichOneof("kind"):
         case "checkpointer_opened":
             return CheckpointerOpened(node, report.checkpointer_opened.generation, report.checkpointer_opened.rank)
         case "checkpointer_closed":
             return CheckpointerClosed(node, report.checkpointer_closed.generation, report.checkpointer_closed.rank)
+        case _:
+            noted = report.checkpoint_noted
+            return CheckpointNoted(node, noted.generation, noted.rank, noted.words)
+
+
+def _save_report_from_wire(report: pb.Report, node: str) -> Event | None:
+    match report.WhichOneof("kind"):
+        case "checkpointer_opened" | "checkpointer_closed" | "checkpoint_noted":
+            return _of_a_rank_from_wire(report, node)
         case "save_wanted":
             return SaveWanted(node, report.save_wanted.generation, report.save_wanted.reason)
         case "steps_reached":

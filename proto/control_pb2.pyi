@@ -16,7 +16,7 @@ WRITTEN: Part
 MISSED: Part
 
 class Report(_message.Message):
-    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred", "checkpointer_opened", "save_wanted", "steps_reached", "shard_reported", "checkpoint_prepared", "checkpoint_published", "checkpoints_found", "restore_failed", "checkpointer_closed")
+    __slots__ = ("hello", "ports_offered", "worker_exited", "node_drained", "leaving", "stop_requested", "member_ready", "node_stopped", "pong", "node_progressed", "stacks_dumped", "node_checked", "worker_erred", "checkpointer_opened", "save_wanted", "steps_reached", "shard_reported", "checkpoint_prepared", "checkpoint_published", "checkpoints_found", "restore_failed", "checkpointer_closed", "checkpoint_noted")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PORTS_OFFERED_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Report(_message.Message):
     CHECKPOINTS_FOUND_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FAILED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTER_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_NOTED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ports_offered: PortsOffered
     worker_exited: WorkerExited
@@ -61,7 +62,8 @@ class Report(_message.Message):
     checkpoints_found: CheckpointsFound
     restore_failed: RestoreFailed
     checkpointer_closed: CheckpointerClosed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ..., checkpointer_opened: _Optional[_Union[CheckpointerOpened, _Mapping]] = ..., save_wanted: _Optional[_Union[SaveWanted, _Mapping]] = ..., steps_reached: _Optional[_Union[StepsReached, _Mapping]] = ..., shard_reported: _Optional[_Union[ShardReported, _Mapping]] = ..., checkpoint_prepared: _Optional[_Union[CheckpointPrepared, _Mapping]] = ..., checkpoint_published: _Optional[_Union[CheckpointPublished, _Mapping]] = ..., checkpoints_found: _Optional[_Union[CheckpointsFound, _Mapping]] = ..., restore_failed: _Optional[_Union[RestoreFailed, _Mapping]] = ..., checkpointer_closed: _Optional[_Union[CheckpointerClosed, _Mapping]] = ...) -> None: ...
+    checkpoint_noted: CheckpointNoted
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ports_offered: _Optional[_Union[PortsOffered, _Mapping]] = ..., worker_exited: _Optional[_Union[WorkerExited, _Mapping]] = ..., node_drained: _Optional[_Union[NodeDrained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stop_requested: _Optional[_Union[StopRequested, _Mapping]] = ..., member_ready: _Optional[_Union[MemberReady, _Mapping]] = ..., node_stopped: _Optional[_Union[NodeStopped, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., node_progressed: _Optional[_Union[NodeProgressed, _Mapping]] = ..., stacks_dumped: _Optional[_Union[StacksDumped, _Mapping]] = ..., node_checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., worker_erred: _Optional[_Union[WorkerExited, _Mapping]] = ..., checkpointer_opened: _Optional[_Union[CheckpointerOpened, _Mapping]] = ..., save_wanted: _Optional[_Union[SaveWanted, _Mapping]] = ..., steps_reached: _Optional[_Union[StepsReached, _Mapping]] = ..., shard_reported: _Optional[_Union[ShardReported, _Mapping]] = ..., checkpoint_prepared: _Optional[_Union[CheckpointPrepared, _Mapping]] = ..., checkpoint_published: _Optional[_Union[CheckpointPublished, _Mapping]] = ..., checkpoints_found: _Optional[_Union[CheckpointsFound, _Mapping]] = ..., restore_failed: _Optional[_Union[RestoreFailed, _Mapping]] = ..., checkpointer_closed: _Optional[_Union[CheckpointerClosed, _Mapping]] = ..., checkpoint_noted: _Optional[_Union[CheckpointNoted, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("node", "address", "slots", "ports", "running", "exits", "seen", "order", "control", "cold", "checking", "savers", "shards", "found")
@@ -110,6 +112,16 @@ class CheckpointerClosed(_message.Message):
     generation: int
     rank: int
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class CheckpointNoted(_message.Message):
+    __slots__ = ("generation", "rank", "words")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    words: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
 class SaveWanted(_message.Message):
     __slots__ = ("generation", "reason")

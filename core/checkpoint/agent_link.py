@@ -132,6 +132,9 @@ class AgentLink:
     def want(self, reason: str) -> None:
         self._tell(want={"rank": self._rank, "reason": reason})
 
+    def note(self, words: str) -> None:
+        self._tell(note={"rank": self._rank, "words": words})
+
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
         self._listen()
         # Nobody waits any more for what is before it.

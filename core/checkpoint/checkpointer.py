@@ -335,7 +335,8 @@ class Checkpointer:
             return True
         layout, order = self._laid_out(post, done)
         buffer = buffers.take(_needed(layout, order), wait=wait)
-        self._tell(buffers.notes())
+        for note in buffers.notes():
+            self._note(note)
         if buffer is None:
             self._missed(done, "the last two saves are still being written")
             return False
@@ -429,7 +430,7 @@ class Checkpointer:
 
     def _put_aside(self, path: Path, why: str, *, unread: bool) -> None:
         if unread:
-            log.warning("%s can't be read: %s; the one before is taken", path, why)
+            self._note(f"{path} can't be read: {why}; the one before is taken")
         else:
             self._quarantine(path, why, ", and the one before is taken")
 
@@ -445,11 +446,16 @@ class Checkpointer:
         try:
             kept = self._store.quarantine(path)
         except FileNotFoundError:
-            log.warning("%s is broken: %s; somebody else has put it aside%s", path, why, then)
+            self._note(f"{path} is broken: {why}; somebody else has put it aside{then}")
         except OSError as error:
-            log.warning("%s is broken, and can't be renamed (%s): %s%s", path, error, why, then)
+            self._note(f"{path} is broken, and can't be renamed ({error}): {why}{then}")
         else:
-            log.warning("%s is broken: %s; it is kept as %s%s", path, why, kept.name, then)
+            self._note(f"{path} is broken: {why}; it is kept as {kept.name}{then}")
+
+    def _note(self, words: str) -> None:
+        """For people, now and later: in this program's log, and in the job's history."""
+        log.warning("%s", words)
+        self._open()[0].note(words)
 
     def _located(self, name: str, token: str) -> Checkpoint:
         """The checkpoint that all ranks restore. One that was agreed upon, and not renamed yet, is renamed here."""

@@ -23,6 +23,7 @@ from elastic_adapter.core.errors import assert_never
 from elastic_adapter.core.events import (
     CheckpointerClosed,
     CheckpointerOpened,
+    CheckpointNoted,
     CheckpointPrepared,
     CheckpointPublished,
     CheckpointsFound,
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 Report: TypeAlias = (
     CheckpointerOpened
     | CheckpointerClosed
+    | CheckpointNoted
     | SaveWanted
     | StepsReached
     | ShardReported
@@ -141,6 +143,8 @@ class SaveDesk:
                 self.report(CheckpointsFound(self.node, self._generation, self._found))
             case {"not_restored": {"rank": int(rank), "name": str(name), "why": str(why)}}:
                 self.report(RestoreFailed(self.node, self._generation, rank, name, why))
+            case {"note": {"rank": int(rank), "words": str(words)}}:
+                self.report(CheckpointNoted(self.node, self._generation, rank, words))
             case {"want": {"reason": str(reason)}}:
                 self.report(SaveWanted(self.node, self._generation, reason))
             case _:

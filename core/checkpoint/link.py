@@ -90,6 +90,10 @@ class Link(Protocol):
         """Say that it is time to save, as far as this rank can tell. What comes of it, ``asked`` tells all ranks."""
         ...
 
+    def note(self, words: str) -> None:
+        """Have it told where people look for what has happened to the job, if there is such a place."""
+        ...
+
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
         """Hand over this rank's part of a checkpoint, which is in this buffer: it is written beside all else."""
         ...

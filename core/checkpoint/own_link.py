@@ -120,6 +120,9 @@ class OwnLink:
     def want(self, reason: str) -> None:
         self._wanted = reason
 
+    def note(self, words: str) -> None:
+        """Nobody keeps a history here: it is in the program's log."""
+
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
         with self._changed:
             self._unsettled += 1

@@ -68,6 +68,8 @@ def test_the_newest_is_broken(train, training):
     again = train(training, 20)
     assert again.finish() == 0, again.text
     again.seen(rf"{folder_name(15, 1)} is broken: .*model\.pt.*kept as {folder_name(15, 1)}\.broken")
+    # Also in the job's own words, which are kept as an event.
+    again.seen(rf"\[coordinator\] rank 0 on .*{folder_name(15, 1)} is broken")
     again.seen("begins at step 10", times=2)
     assert training.committed() == [20, 15, 10, 5]
     for step in (20, 15, 10, 5):

@@ -1045,6 +1045,20 @@ class TestLinks:
         assert link.calls[1][0] == "not_restored"
         assert names(root) == [f"{name}.broken" if how == "elsewhere" else name]
 
+    def test_what_is_kept_in_the_job_s_history(self, make, kind, root, tmp_path, mounted):
+        """What was put aside, and where buffers are for want of memory: beside this program's own log."""
+        saved(make, kind, 2, every_steps=1)
+        flip(root / folder_name(2, 0) / kind.files[0])
+        link = PlayedLink(mounted("memory", "64k"))
+        training = kind()
+        checkpointer = make(training, link=link)
+        assert checkpointer.restore() == 1
+        train(training, checkpointer, 2, 1)
+        assert checkpointer.save()
+        first, second = [call[1] for call in link.calls if call[0] == "note"]
+        assert f"{folder_name(2, 0)} is broken" in first
+        assert "states are copied to" in second
+
     def test_a_named_one_that_is_not_there(self, make, kind, tmp_path, monkeypatch):
         """The same."""
         monkeypatch.setattr("elastic_adapter.core.checkpoint.checkpointer._SEEN_WITHIN_S", 0.0)

@@ -19,6 +19,7 @@ from elastic_adapter.core.errors import Fenced, LinkBroken
 from elastic_adapter.core.events import (
     CheckpointerClosed,
     CheckpointerOpened,
+    CheckpointNoted,
     CheckpointPrepared,
     CheckpointPublished,
     CheckpointsFound,
@@ -498,6 +499,7 @@ REPORTS = [
     WorkerErred(EXITS[0]),
     CheckpointerOpened("n0", 2**40, 100_000),
     CheckpointerClosed("n0", 2**40, 100_000),
+    CheckpointNoted("n0", 3, 7, "größe"),
     SaveWanted("n0", 3, "every 10 minutes"),
     StepsReached("n0", 3, 7, 2**40),
     *(ShardReported("n0", 3, shard) for shard in SHARDS),

@@ -41,6 +41,9 @@ class PlayedLink:
     def want(self, reason):
         self.calls.append(("want", reason))
 
+    def note(self, words):
+        self.calls.append(("note", words))
+
     def staged(self, buffer, root, step, finishing):
         self.calls.append(("staged", step))
         self.buffers.append(buffer)

@@ -11,6 +11,7 @@ import pytest
 
 from elastic_adapter.core.events import (
     CheckpointEntered,
+    CheckpointNoted,
     CheckpointPublished,
     CheckpointsFound,
     Commit,
@@ -341,6 +342,15 @@ class TestTheNextWorld:
         told = story(f"{SAVERS}; checkpoint 40; write 50; prepared 50; ok 0")
         (keep,) = [each for each in told.commands if isinstance(each, Keep)]
         assert keep.checkpoints == (checkpoint(50), checkpoint(40))
+
+
+def test_what_people_should_know():
+    """Is told, and changes nothing."""
+    told = story(SAVERS)
+    before = told.job
+    told.tell(CheckpointNoted("b", 1, 1, "there is too little memory"))
+    assert told.commands == (Tell("rank 1 on b: there is too little memory", "checkpoint"),)
+    assert told.job == before
 
 
 class TestFound:
