@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -168,6 +169,27 @@ def test_a_storage_that_does_not_take_it(framework, shared, tmp_path):
     staged(framework, shared, state_of(framework, 1), tmp_path / "checkpoints")
     with pytest.raises(OSError, match="checkpoints"):
         write_part(*taken(shared))
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_storage_that_can_not_flush_folders(framework, shared, tmp_path, monkeypatch, number):
+    """That it is not known there is no failure; that it failed is one."""
+    real = os.fsync
+
+    def refuse(fd):
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(number, os.strerror(number))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            finish(draft, 1)
+    else:
+        assert finish(draft, 1) == tmp_path / NAME
+        assert Store(tmp_path).trouble(Store(tmp_path).look(NAME)) == ""
 
 
 class SaverProcess:
