@@ -26,6 +26,8 @@ CHUNK = 1 << 20
 # Reads past the page cache have to be large, and aligned to the blocks of the device.
 _DIRECT_CHUNK = 8 << 20
 _ALIGNMENT = 4096
+# How file systems say that they know no direct reads.
+_NOT_DIRECT = (errno.EINVAL, errno.ENOTSUP)
 
 
 class Hasher(Protocol):
@@ -88,7 +90,7 @@ class Reader:
         try:
             count = os.preadv(self._fd, [view[: -(-(skipped + most) // _ALIGNMENT) * _ALIGNMENT]], offset - skipped)
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in _NOT_DIRECT:
                 raise
             self._forget_pages()
             return self._read(offset, most)
@@ -98,7 +100,7 @@ class Reader:
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in _NOT_DIRECT:
                 raise
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             self._forget_pages()

@@ -25,7 +25,7 @@ from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
 from elastic_adapter.core.checkpoint.saver import words
-from elastic_adapter.core.checkpoint.saving import missing, taken
+from elastic_adapter.core.checkpoint.saving import missed_name, missing, take_back, taken
 from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
 from elastic_adapter.core.checkpoint.staging import give_up, holds
 from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
@@ -72,6 +72,8 @@ class OwnLink:
         self._changed = threading.Condition()
         self._troubles: list[str] = []
         self._wanted: str | None = None
+        # The last step of which there was something to tell.
+        self._furthest = -1
         # The next step at which all ranks ask rank 0, and when they did so last.
         self._check_at = 0 if polled else 1 << 62
         self._checked: tuple[int, float] | None = None
@@ -124,15 +126,18 @@ class OwnLink:
         """Nobody keeps a history here: it is in the program's log."""
 
     def staged(self, buffer: Path, root: str, step: int, finishing: Finishing) -> None:
+        if self._size > 1 and step <= self._furthest:
+            # At once: rank 0 looks for what the others have written as soon as it has written its own part.
+            take_back(self._draft(step), self._rank)
+        self._furthest = max(self._furthest, step)
         with self._changed:
             self._unsettled += 1
         self._parts.put(Part(buffer, root, step, finishing))
 
     def missed(self, step: int, why: str) -> None:
         """The others learn of it by a file in the draft, where there is room for one."""
-        if self._size > 1:
-            with contextlib.suppress(OSError):
-                write_whole(self._draft(step, begin=True).path / f"missed.{self._rank}", why.encode(errors="replace"))
+        self._furthest = max(self._furthest, step)
+        self._tell_others(step, why)
 
     def hold(self, seconds: float) -> None:
         """Nobody asks for it."""
@@ -173,6 +178,12 @@ class OwnLink:
             self._wanted = None
         reason, self._check_at = answer
         return str(reason) if reason is not None else None
+
+    def _tell_others(self, step: int, why: str) -> None:
+        if self._size > 1:
+            with contextlib.suppress(OSError):
+                path = self._draft(step, begin=True).path / missed_name(self._rank)
+                write_whole(path, why.encode(errors="replace"))
 
     def _tell(self, trouble: str) -> None:
         with self._changed:
@@ -216,6 +227,9 @@ class OwnLink:
         """Write this rank's part; whether there is more to be done for it, once all others have written theirs."""
         save, *finish = self._requests(part)
         alone = self._size == 1
+        if not alone:
+            # What this thread itself may have told of it since it was staged again.
+            take_back(self._draft(part.step), self._rank)
         # All at once where nobody else writes, so that it is finished even if this process is not there any more.
         why = self._ask(part, [save, *finish] if alone else [save])
         if why is None and not alone and self._rank == 0:
@@ -236,7 +250,7 @@ class OwnLink:
 
     def _settle(self, part: Part, why: str | None) -> None:
         if why is not None:
-            self.missed(part.step, why)
+            self._tell_others(part.step, why)
         with self._changed:
             if why is not None:
                 self._troubles.append(f"step {part.step} is not saved: {why}")
@@ -385,5 +399,5 @@ def _missed_by(draft: Draft, size: int) -> str | None:
     """Why a part will not come, if its rank has said so."""
     for rank in range(1, size):
         with contextlib.suppress(OSError):
-            return f"rank {rank}: {(draft.path / f'missed.{rank}').read_text()}"
+            return f"rank {rank}: {(draft.path / missed_name(rank)).read_text()}"
     return None

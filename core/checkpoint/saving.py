@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elastic_adapter.core.checkpoint.files import Damaged, Skeleton, Written
 from elastic_adapter.core.checkpoint.manifest import (
+    MANIFEST,
     FileEntry,
     Manifest,
     TensorEntry,
@@ -46,6 +47,9 @@ def write_part(order: Order, data: memoryview) -> Draft:
     """Write one rank's files into the draft of its checkpoint. Raises OSError where the storage does not take them."""
     draft = Store(Path(order.root)).draft(order.step, order.generation, order.token)
     try:
+        # A training that went back comes to a step again: what was said of the old files is not true of the new ones.
+        for name in (_part(order.rank), MANIFEST):
+            (draft.path / name).unlink(missing_ok=True)
         return _write_part(draft, order, data)
     except BaseException:
         # Half a part is of no use, and on a disk that is full it is in the way of what comes next.
@@ -124,6 +128,18 @@ def missing(draft: Draft, world_size: int) -> tuple[int, ...]:
 
 def has_part(draft: Draft, rank: int) -> bool:
     return (draft.path / _part(rank)).exists()
+
+
+def take_back(draft: Draft, rank: int) -> None:
+    """What this rank has written, or said of what it will not write, counts no longer: it comes to this step again."""
+    for name in (_part(rank), missed_name(rank)):
+        with contextlib.suppress(OSError):
+            os.unlink(draft.path / name)
+
+
+def missed_name(rank: int) -> str:
+    """The file in a draft by which a rank says that its part will not come."""
+    return f"missed.{rank}"
 
 
 def _asking(draft: Draft, absent: tuple[int, ...], world_size: int) -> str:

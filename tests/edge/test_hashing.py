@@ -99,7 +99,31 @@ def test_what_is_on_the_disk_is_read_not_what_is_in_memory(tmp_path):
     assert pages_in_memory(path) == 1024
 
 
-def test_pages_are_forgotten_where_direct_reads_fail(tmp_path, monkeypatch):
+REFUSALS = [errno.EINVAL, errno.ENOTSUP]
+
+
+@pytest.mark.parametrize("number", [*REFUSALS, errno.EIO])
+def test_a_file_system_that_opens_nothing_for_direct_reads(tmp_path, monkeypatch, number):
+    """It is read another way; what is a failure stays one."""
+    path, real = str(tmp_path / "file"), os.open
+    with open(path, "wb") as file:
+        file.write(content(4 << 20))
+
+    def refuse(path, flags, *rest):
+        if flags & os.O_DIRECT:
+            raise OSError(number, "no")
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    if number in REFUSALS:
+        assert hash_file(path, "md5", stored=True) == hash_file(path, "md5")
+    else:
+        with pytest.raises(OSError, match="no"):
+            hash_file(path, "md5", stored=True)
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_pages_are_forgotten_where_direct_reads_fail(tmp_path, monkeypatch, number):
     """A file system may open a file for direct reads and refuse each of them."""
     path, read = str(tmp_path / "file"), os.preadv
     with open(path, "wb") as file:
@@ -107,7 +131,7 @@ def test_pages_are_forgotten_where_direct_reads_fail(tmp_path, monkeypatch):
 
     def refuse(fd, buffers, offset):
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no")
+            raise OSError(number, "no")
         return read(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", refuse)

@@ -132,6 +132,39 @@ def test_a_part_that_will_not_come(links, tmp_path):
     assert links[0].troubles() == ()
 
 
+def test_a_step_that_comes_again(links, tmp_path):
+    """A training that went back: what a rank told of that step, and wrote for it, the first time does not count."""
+    links, posts = links
+    draft = Store(tmp_path / "root").draft(5, 0, posts[0].token)
+    asked, first, second = [], *(threading.Event() for _ in range(2))
+
+    def of_0(requests):
+        asked.extend(name for request in requests for name in request)
+        (draft.path / "part.0.json").write_text("the second time")
+        return [{"saved": {}} for _ in requests]
+
+    def of_1(requests):
+        first.set()
+        assert second.wait(30)
+        (draft.path / "part.1.json").write_text("the second time")
+        return [{"saved": {}} for _ in requests]
+
+    links[0]._saver.ask, links[1]._saver.ask = of_0, of_1
+    links[1].missed(5, "it has no memory")
+    for rank in range(2):
+        (draft.path / f"part.{rank}.json").write_text("the first time")
+    links[1].staged(tmp_path / "buffer", str(tmp_path / "root"), 5, Finishing())
+    assert os.listdir(draft.path) == ["part.0.json"]
+    assert first.wait(30)
+    links[0].staged(tmp_path / "buffer", str(tmp_path / "root"), 5, Finishing())
+    waited = not links[0].settled(0.3)
+    second.set()
+    assert waited
+    assert links[0].settled(30)
+    assert links[0].troubles() == ()
+    assert asked == ["save", "prepare", "publish"]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), RuntimeError("can't start new thread")])
 @pytest.mark.parametrize("where", ["_requests", "_draft"])
 def test_an_error_that_nobody_expects(links, tmp_path, monkeypatch, where, error):

@@ -23,7 +23,7 @@ from elastic_adapter.core.checkpoint.manifest import MANIFEST, folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_from_bytes, order_to_bytes
 from elastic_adapter.core.checkpoint.saving import Incomplete, Taken, Unverified, finish, missing, prepare, write_part
 from elastic_adapter.core.checkpoint.staging import EMPTY, StagingBuffer
-from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Draft, Store
 from helpers.frameworks import imported
 
 SUFFIX = {"torch": "pt", "paddle": "pdparams"}
@@ -127,6 +127,34 @@ def test_several_ranks(framework, shared, tmp_path):
         assert (again["weight"].numpy() == state_of(framework, rank)["weight"].numpy()).all()
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_step_that_comes_again(framework, shared, tmp_path, prepared):
+    """What was said of its files the first time is not said of the new ones, also when these are never finished."""
+    root = tmp_path / "checkpoints"
+    for seed in (1, 2):
+        staged(framework, shared, state_of(framework, seed), root)
+        order, data = taken(shared)
+        shared.unlink()
+        if seed == 1:
+            draft = write_part(order, data)
+            if prepared:
+                prepare(draft, 1)
+    (file,) = order.files
+    real = Draft.file
+
+    def seen(draft, name):
+        assert os.listdir(draft.path) == [file.name]
+        return real(draft, name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Draft, "file", seen)
+        write_part(order, data)
+    place = finish(draft, 1)
+    assert Store(root).trouble(Store(root).look(place.name)) == ""
+    again = loaded(framework, place / file.name)
+    assert (again["weight"].numpy() == state_of(framework, 2)["weight"].numpy()).all()
+
+
 def test_an_order_that_reaches_beyond_its_data(framework, shared, tmp_path):
     """A buffer that is not what its order says is no checkpoint."""
     staged(framework, shared, state_of(framework, 1), tmp_path)
@@ -142,6 +170,27 @@ def test_a_storage_that_does_not_take_it(framework, shared, tmp_path):
     staged(framework, shared, state_of(framework, 1), tmp_path / "checkpoints")
     with pytest.raises(OSError, match="checkpoints"):
         write_part(*taken(shared))
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_storage_that_can_not_flush_folders(framework, shared, tmp_path, monkeypatch, number):
+    """That it is not known there is no failure; that it failed is one."""
+    real = os.fsync
+
+    def refuse(fd):
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(number, os.strerror(number))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            finish(draft, 1)
+    else:
+        assert finish(draft, 1) == tmp_path / NAME
+        assert Store(tmp_path).trouble(Store(tmp_path).look(NAME)) == ""
 
 
 class SaverProcess:
