@@ -336,6 +336,9 @@ def main() -> None:
     committed = 0
     # The last one ends by itself, and leaves nothing behind.
     for trial, plan in enumerate([*(drawn(rng) for _ in range(int(trials))), Plan()]):
+        if not plan.victims:
+            # Nor does anybody else save what it is about to.
+            reap(wait=True)
         began = time.monotonic()
         told = Told(trial, plan)
         attempt(framework, root, plan, told)
