@@ -75,6 +75,8 @@ _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
 _DECIDING = Run | Drain | Hold | Halt | Check
 # Directives about checkpoints: they change nothing for the workers' lives, and are followed at once.
 _SAVING = Pause | SaveAt | Prepare | Publish | Resume
+# Directives that come instead of the end that a signal asked for: a checkpoint is seen to first.
+_HEARD = Pause | Wait | Drain
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
@@ -321,9 +323,9 @@ class Agent:
                 self._guard.signal(worker.process, self._node.leave_signal)
 
     def notice(self, notice: Notice) -> None:
+        if isinstance(notice, _HEARD) and self._signal is not None:
+            self._patient_until = time.monotonic() + self._job.drain_s
         if isinstance(notice, _SAVING):
-            if isinstance(notice, Pause):
-                self._patient_until = time.monotonic() + self._job.drain_s
             self._desk.follow(notice)
             return
         if isinstance(notice, _DECIDING):

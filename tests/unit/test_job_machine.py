@@ -316,7 +316,7 @@ class JobMachine(RuleBasedStateMachine):
     def hear_twice(self, rng: Random) -> None:
         """A message that comes twice in a row does nothing the second time."""
         before, last = self.story.job, self.story.last
-        if last in self.heard[-1:] and not isinstance(last, TimePassed | StopRequested):
+        if last in self.heard[-1:] and not isinstance(last, TimePassed):
             self.story.tell(last)
             if self.story.job != before or self.story.commands:
                 raise BrokenRule(f"{last} counts once")
