@@ -76,6 +76,8 @@ log = logging.getLogger(__name__)
 _ENDS_THE_JOB = frozenset({signal.SIGINT, signal.SIGQUIT})
 # Directives that make those before them void, or may.
 _DECIDING = Run | Drain | Hold | Halt | Check
+# Directives that come instead of the end that a signal asked for: a checkpoint is seen to first.
+_HEARD = Pause | Wait | Drain
 # One for the next generation and one for the generation after it, should that follow at once.
 _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
@@ -322,10 +324,10 @@ class Agent:
                 self._guard.signal(worker.process, self._node.leave_signal)
 
     def notice(self, notice: Notice) -> None:
+        if isinstance(notice, _HEARD) and self._signal is not None:
+            self._patient_until = time.monotonic() + self._job.drain_s
         if isinstance(notice, SaveDirective):
             # It changes nothing for the workers' lives, and is followed at once.
-            if isinstance(notice, Pause):
-                self._patient_until = time.monotonic() + self._job.drain_s
             self._desk.follow(notice)
             return
         if isinstance(notice, _DECIDING):

@@ -116,6 +116,9 @@ _IN_A_HURRY = (SIGINT, SIGQUIT)
 _ASK_AGAIN_S = 60.0
 # How long workers are held, at most, for a checkpoint without which newcomers are not taken in.
 _PATIENCE_S = 600.0
+# How long a planned change waits for nodes that are silent, without whom nobody can be asked to save. After a change of
+# leader all are, for a moment.
+_HEAR_S = 5.0
 # How often a job that holds, or waits for nodes, says so.
 _REMIND_S = 60.0
 # How long the stacks of a world that hangs are waited for.
@@ -244,8 +247,10 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             job = without_member(job, node)
         case MemberLeaving(node=node) if job.member(node) is None:
             return job, ()
-        case MemberLeaving() | StopRequested():
-            return _conclude(job, phase.outcome)
+        case MemberLeaving(signal=number) | StopRequested(signal=number):
+            # Where the wait is for the sake of who asked for the end, others who do so change nothing.
+            waits = isinstance(phase.outcome, Stopped) and number not in _IN_A_HURRY
+            return (job, ()) if waits else _conclude(job, phase.outcome)
         case (
             CheckpointerOpened()
             | CheckpointerClosed()
@@ -464,6 +469,9 @@ def _silent(job: Job, node: str, reason: str, now: float) -> Step:
     if job.world is None or node not in job.world.nodes:
         return _lost(job, node, f"node {node} is silent: {reason}", now, proven=True)
     job = replace(without_member(job, node), absent=job.absent | {node})
+    if isinstance(job.phase, Holding):
+        # When it is back, it asks again.
+        job = _without_leave(job, node)
     return job, (Tell(f"node {node} is silent: {reason}; waiting for it until its lease ends", "silent"),)
 
 
@@ -505,9 +513,11 @@ def _gone(job: Job, node: str, reason: str, now: float) -> Step:
 def _without_leave(job: Job, node: str) -> Job:
     """Who is gone leaves no more: another agent may come with its name."""
     phase = job.phase
-    if not isinstance(phase, Running):
+    if not isinstance(phase, Running | Holding):
         return job
     leaving = tuple(each for each in phase.leaving if each.node != node)
+    if isinstance(phase, Holding):
+        return replace(job, phase=replace(phase, leaving=leaving, leave_by=phase.leave_by if leaving else None))
     return replace(job, phase=replace(phase, leaving=leaving, leave_at=phase.leave_at if leaving else None))
 
 
@@ -539,12 +549,28 @@ def _leaving(job: Job, event: MemberLeaving, now: float) -> Step:
     node, phase = event.node, job.phase
     if job.member(node) is None:
         return job, ()
-    if not isinstance(phase, Running) or job.world is None or node not in job.world.nodes:
-        return _depart(job, (event,), now)
-    if any(each.node == node for each in phase.leaving):
+    if isinstance(phase, Running | Holding) and any(each.node == node for each in phase.leaving):
         return job, ()
+    if job.world is None or node not in job.world.nodes:
+        return _depart(job, (event,), now)
+    if isinstance(phase, Holding):
+        return _depart(replace(job, phase=replace(phase, leaving=())), (*phase.leaving, event), now)
+    if not isinstance(phase, Running):
+        return _depart(job, (event,), now)
     leave_at = phase.leave_at if phase.leave_at is not None else now + job.config.leave_gather_s
-    return _time_passed(replace(job, phase=replace(phase, leaving=(*phase.leaving, event), leave_at=leave_at)), now)
+    after, commands = _time_passed(
+        replace(job, phase=replace(phase, leaving=(*phase.leaving, event), leave_at=leave_at)), now
+    )
+    return after, (*commands, *_answer(job, after, node))
+
+
+def _answer(before: Job, after: Job, node: str) -> tuple[Command, ...]:
+    """Tell who asked to go that it is heard, where ranks were asked to save before that, and nobody is asked again."""
+    parting = before.phase.parting if isinstance(before.phase, Running) else None
+    known = parting is not None and parting.hear_until is None
+    waits = isinstance(after.phase, Running) and after.phase.parting is not None and after.world == before.world
+    words = Wait("the checkpoint that all ranks were asked for is waited for")
+    return _send_to(after, (node,), words) if known and waits else ()
 
 
 def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str = "") -> Step:
@@ -558,6 +584,11 @@ def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str
         return _finish(job, Stopped(reason, number), now)
     world = job.world
     unfinished = world is not None and any(node in world.nodes and not is_complete(job, node) for node in nodes)
+    # Who is silent asks again when it is back.
+    here = tuple(each for each in leaving if job.member(each.node) is not None)
+    over = bool(unfinished or cause or isinstance(job.phase, Holding))
+    if over and in_flight(job) is not None and _has_part(job, here) and now < _leave_by(job, now):
+        return _stay(job, here, reason, now)
     # Those who have done their part are not waited for, even if they fell silent on their way out.
     done = frozenset(node for node in nodes if is_complete(job, node))
     for node in nodes:
@@ -575,6 +606,37 @@ def _depart(job: Job, leaving: tuple[MemberLeaving, ...], now: float, cause: str
         for each in leaving
     }
     return after, (*commands, *(Send(node, Halt(outcome)) for node, outcome in outcomes.items()))
+
+
+def _has_part(job: Job, leaving: tuple[MemberLeaving, ...]) -> bool:
+    """Whether one of these may be needed for the checkpoint that the next world would go on from."""
+    world = job.world
+    return world is not None and survives_loss(job.config) and any(each.node in world.nodes for each in leaving)
+
+
+def _leave_by(job: Job, now: float) -> float:
+    """Until when those who were asked to go stay for a checkpoint that is being written."""
+    limit = now + job.config.drain_s
+    match job.phase:
+        case Running(parting=Parting(until=until)) | Holding(leave_by=float(until)):
+            return min(limit, until)
+        case _:
+            return limit
+
+
+def _stay(job: Job, leaving: tuple[MemberLeaving, ...], reason: str, now: float) -> Step:
+    """The world is over; those who leave go when its checkpoint is written."""
+    leave_by, known = _leave_by(job, now), job.phase if isinstance(job.phase, Holding) else None
+    phase = known or _holding(job, reason, now)
+    phase = replace(phase, leaving=leaving, leave_by=leave_by)
+    job, commands = _try_to_form(replace(job, phase=phase, saves=replace(job.saves, ask=None)), now)
+    assert isinstance(job.phase, Holding)
+    if known is None:
+        commands = (*commands, *_hold_all(job, job.phase))
+        news = leaving
+    else:
+        news = leaving[-1:]
+    return job, (*commands, *_send_to(job, tuple(each.node for each in news), Wait(job.phase.reason)))
 
 
 def _offered(job: Job, offer: PortsOffered, now: float) -> Step:
@@ -902,12 +964,13 @@ def _save_first(job: Job, phase: Running, change: str, now: float) -> Step | Non
     """Ask for a checkpoint before a planned change, and wait for it; None: the change goes ahead."""
     insists = job.config.join_at_checkpoint and phase.stop is None and not phase.leaving
     parting, limit_s = phase.parting, job.config.drain_s
+    if parting is None and insists and not saves.can_ask(job):
+        # Who insists on a checkpoint waits for somebody who can be asked.
+        return replace(job, phase=replace(phase, joined=None)), ()
     if parting is None:
-        if not saves.can_ask(job):
-            # Who insists on a checkpoint waits for somebody who can be asked.
-            return (replace(job, phase=replace(phase, joined=None)), ()) if insists else None
-        parting = Parting(now + (max(limit_s, _PATIENCE_S) if insists else limit_s), insists)
-        return saves.ask(replace(job, phase=replace(phase, parting=parting)), change, now, hold=True)
+        parting = Parting(now + (max(limit_s, _PATIENCE_S) if insists else limit_s), insists, hear_until=now + _HEAR_S)
+    if parting.hear_until is not None:
+        return _ask_all(job, phase, parting, change, now)
     if parting.over:
         return None
     if parting.insists and not insists:
@@ -918,6 +981,22 @@ def _save_first(job: Job, phase: Running, change: str, now: float) -> Step | Non
     return _try_again_later(job, phase, now) if insists else None
 
 
+def _ask_all(job: Job, phase: Running, parting: Parting, change: str, now: float) -> Step | None:
+    """Ask all ranks to save, or wait a moment for nodes that are silent; None: nobody can be asked."""
+    world = job.world
+    assert world is not None
+    assert parting.hear_until is not None
+    if saves.can_ask(job):
+        asked = replace(job, phase=replace(phase, parting=replace(parting, hear_until=None)))
+        return saves.ask(asked, change, now, hold=True)
+    missing = {rank for node in job.absent for rank in world.ranks(node)}
+    heard = replace(job.saves, savers=job.saves.savers | missing)
+    could = saves.can_ask(replace(job, absent=frozenset(), saves=heard))
+    if not could or now >= min(parting.hear_until, parting.until):
+        return None
+    return replace(job, phase=replace(phase, parting=parting)), ()
+
+
 def _try_again_later(job: Job, phase: Running, now: float) -> Step:
     """The checkpoint that newcomers wait for did not come. Nobody is kept from training for that."""
     phase = replace(_released(phase, now), joined=now + _ASK_AGAIN_S - job.config.quiet_s)
@@ -925,15 +1004,19 @@ def _try_again_later(job: Job, phase: Running, now: float) -> Step:
 
 
 def _let_go(job: Job, commands: tuple[Command, ...], now: float) -> Step:
-    """Workers that wait for a change of the world go on if nobody wants it any more."""
+    """Workers that wait for a change of the world go on if nobody wants it any more; who stayed for a save may go."""
     phase = job.phase
+    if isinstance(phase, Holding) and phase.leaving and in_flight(job) is None:
+        after, more = _depart(replace(job, phase=replace(phase, leaving=())), phase.leaving, now)
+        return after, (*commands, *more)
     if not isinstance(phase, Running) or phase.parting is None:
         return job, commands
     # Nothing grows once a rank has ended with code 0.
     if phase.leaving or phase.stop is not None or (phase.joined is not None and not phase.finished):
         return job, commands
-    phase = replace(_released(phase, now), joined=None)
-    job, more = saves.call_off(replace(job, phase=phase), "the change is called off")
+    asked = phase.parting.hear_until is None
+    job = replace(job, phase=replace(_released(phase, now), joined=None))
+    job, more = saves.call_off(job, "the change is called off") if asked else (job, ())
     return job, (*commands, *more)
 
 
@@ -947,13 +1030,20 @@ def _stop_requested(job: Job, event: StopRequested, now: float) -> Step:
     """The end of the job; in good order, if there is time for it."""
     phase = job.phase
     outcome = Stopped(f"{signal_name(event.signal)} on {event.node}", event.signal)
-    if not isinstance(phase, Running) or event.signal in _IN_A_HURRY or phase.stop is not None:
+    if event.signal in _IN_A_HURRY:
+        return _conclude(job, outcome)
+    if not isinstance(phase, Running):
         return _finish(job, outcome, now)
-    if not saves.can_ask(job):
+    if phase.stop is not None:
+        # It is on its way. An agent tells it again on each new stream.
+        return job, ()
+    before, phase = job, replace(phase, stop=event)
+    job = replace(job, phase=phase)
+    waiting = _save_first(job, phase, outcome.reason, now) if not phase.exits else None
+    if waiting is None:
         return _finish(job, outcome, now)
-    job = replace(job, phase=replace(phase, stop=event))
-    waiting = _save_first(job, replace(phase, stop=event), outcome.reason, now)
-    return waiting if waiting is not None else _finish(job, outcome, now)
+    after, commands = waiting
+    return after, (*commands, *_answer(before, after, event.node))
 
 
 def _saved(
@@ -982,6 +1072,8 @@ def _saves_changed(before: Job, job: Job, now: float) -> Step:
     if not isinstance(phase, Running) or world is None:
         return job, ()
     parting = phase.parting
+    if parting is not None and parting.hear_until is not None:
+        return _time_passed_while_running(job, phase, world, now) if saves.can_ask(job) else (job, ())
     if parting is not None and not parting.over and job.saves.ask is None:
         if parting.insists and not _has_come(before.saves, job, world):
             return _try_again_later(job, phase, now)
@@ -1065,6 +1157,8 @@ def _time_passed_while_holding(job: Job, phase: Holding, now: float) -> Step:
     if until is not None and now >= until:
         # Whoever was cut off has stopped by now: whatever else is not known, that world is no longer whole.
         return _try_to_form(replace(job, doubtful=(), broken=True), now)
+    if phase.leave_by is not None and now >= phase.leave_by:
+        return _depart(replace(job, phase=replace(phase, leaving=())), phase.leaving, now)
     save = in_flight(job)
     if save is not None and phase.save_until is not None and now >= phase.save_until:
         after, commands = _try_to_form(replace(job, phase=replace(phase, save_until=None)), now)
@@ -1095,25 +1189,29 @@ def _replace_world(job: Job, reason: str, now: float, start_delay_s: float = 0.0
     if isinstance(phase, Running) and phase.leaving:
         # Those who are about to go do not take part in another world.
         return _depart(replace(job, phase=replace(phase, leaving=(), leave_at=None)), phase.leaving, now, cause=reason)
-    finished = finished_ranks(job)
-    holding = replace(
-        job,
-        saves=replace(job.saves, ask=None),
-        phase=Holding(
-            since=now,
-            cause=reason,
-            reason=reason,
-            remind_at=now + _REMIND_S,
-            start_delay_s=start_delay_s,
-            finished=finished,
-            save_until=now + job.config.save_wait_s if job.config.save_wait_s else None,
-        ),
-    )
-    after, commands = _try_to_form(holding, now)
+    phase = _holding(job, reason, now, start_delay_s)
+    after, commands = _try_to_form(replace(job, phase=phase, saves=replace(job.saves, ask=None)), now)
     if not isinstance(after.phase, Holding):
         return after, commands
+    return after, (*commands, *_hold_all(after, after.phase))
+
+
+def _holding(job: Job, reason: str, now: float, start_delay_s: float = 0.0) -> Holding:
+    return Holding(
+        since=now,
+        cause=reason,
+        reason=reason,
+        remind_at=now + _REMIND_S,
+        start_delay_s=start_delay_s,
+        finished=finished_ranks(job),
+        save_until=now + job.config.save_wait_s if job.config.save_wait_s else None,
+    )
+
+
+def _hold_all(job: Job, phase: Holding) -> tuple[Command, ...]:
+    """The workers of the world that is over are stopped."""
     nodes = job.world.nodes if job.world is not None else ()
-    return after, (Tell(f"holding: {after.phase.reason}", "hold"), *_send_to(job, nodes, Hold(after.phase.reason)))
+    return (Tell(f"holding: {phase.reason}", "hold"), *_send_to(job, nodes, Hold(phase.reason)))
 
 
 def _try_to_form(job: Job, now: float) -> Step:
@@ -1122,9 +1220,12 @@ def _try_to_form(job: Job, now: float) -> Step:
     assert isinstance(phase, Gathering | Holding)
     if (missing := _unaccounted(job)) is not None:
         return _wait(job, phase, missing), ()
-    save_until = phase.save_until if isinstance(phase, Holding) else None
-    if save_until is not None and now < save_until and (save := in_flight(job)) is not None:
+    save_until, stay = (phase.save_until, phase.leaving) if isinstance(phase, Holding) else (None, ())
+    if (stay or (save_until is not None and now < save_until)) and (save := in_flight(job)) is not None:
         return _wait(job, phase, f"waiting for the checkpoint of step {save.step}, which is being written"), ()
+    if stay:
+        # They go first.
+        return job, ()
     since = phase.since if isinstance(phase, Gathering) else now
     match settled(job, since, now):
         case Waiting(reason=reason):
@@ -1175,11 +1276,12 @@ def _form(job: Job, seated: tuple[Member, ...], reason: str, now: float) -> Step
 
 
 def _finish(job: Job, outcome: Outcome, now: float) -> Step:
-    """It is over; but not before a checkpoint is written that all ranks have staged. Who stops a job does not wait."""
-    if isinstance(outcome, Stopped) or in_flight(job) is None or job.config.save_wait_s == 0:
+    """It is over; but not before a checkpoint is written that all ranks have staged, if there is time for that."""
+    until = _leave_by(job, now) if isinstance(outcome, Stopped) else now + job.config.save_wait_s
+    if in_flight(job) is None or now >= until:
         return _conclude(job, outcome)
     job, told = _explain(job)
-    closing = Closing(outcome, now + job.config.save_wait_s, finished_ranks(job))
+    closing = Closing(outcome, until, finished_ranks(job))
     job = replace(job, phase=closing, absent=frozenset(), saves=replace(job.saves, ask=None))
     reason = _closing_words(job)
     nodes = job.world.nodes if job.world is not None else ()

@@ -37,6 +37,8 @@ class Parting:
     # When it goes ahead regardless, or, if it insists on a checkpoint, workers are let go until the next attempt.
     until: float
     insists: bool = False
+    # Nobody was asked yet, because a node is silent: until when it is waited for. None: all were.
+    hear_until: float | None = None
     # Whether it may go ahead: the checkpoint is there, or will not come.
     over: bool = False
 
@@ -98,6 +100,9 @@ class Holding:
     finished: frozenset[int] = frozenset()
     # Until when a checkpoint that is being written is waited for; None: no longer.
     save_until: float | None = None
+    # Those who were asked to go and have a part in that, and until when they stay for it.
+    leaving: tuple[MemberLeaving, ...] = ()
+    leave_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +219,9 @@ def _phase_deadline(job: Job) -> float | None:
             return earliest(change_at, judge_at, hang_deadline(job, phase), mute_deadline(job, phase))
         case Draining(until=until):
             return until
-        case Holding(since=since, remind_at=remind_at, save_until=save_until):
+        case Holding(since=since, remind_at=remind_at, save_until=save_until, leave_by=leave_by):
             limit = job.config.hold_timeout_s
-            saved_by = save_until if in_flight(job) is not None else None
+            saved_by = earliest(save_until, leave_by) if in_flight(job) is not None else None
             return earliest(remind_at, doubt_until(job), None if limit is None else since + limit, saved_by)
         case Closing(until=until):
             return until
@@ -232,7 +237,7 @@ def _parting_deadline(phase: Running, parting: Parting) -> float | None:
         # The world is over anyway. Who leaves goes at once; an end that was asked for has its limit all the same.
         return earliest(phase.leave_at, parting.until if phase.stop is not None else None)
     # Who leaves has less time than who joins.
-    return earliest(parting.until, phase.leave_at if parting.insists else None)
+    return earliest(parting.until, parting.hear_until, phase.leave_at if parting.insists else None)
 
 
 def hang_deadline(job: Job, phase: Running) -> float | None:

@@ -96,6 +96,7 @@ from elastic_adapter.core.state import (
     Gathering,
     Holding,
     Job,
+    Parting,
     Running,
     begin,
     deadline,
@@ -416,6 +417,8 @@ class Referee:
             case MemberSilent(node=node) if node in self.present:
                 del self.present[node]
                 self.absent |= {node} & set(self.worlds[-1].nodes if self.worlds else ())
+                # When it is back, it asks again.
+                self.leaving -= {node} if isinstance(before.phase, Holding) else set()
             case MemberReady(node=node) if node in self.present:
                 self.present[node] = replace(self.present[node], warm=True)
             case MemberLeaving(node=node) if node in self.present:
@@ -619,6 +622,7 @@ class Referee:
                 by_time = isinstance(event, TimePassed) or bool(commands)
                 asked = isinstance(event, StopRequested | MemberLeaving) and event.signal == number
                 asked |= by_time and isinstance(before.phase, Running) and bool(before.phase.leaving)
+                asked |= isinstance(before.phase, Holding) and bool(before.phase.leaving)
                 asked |= isinstance(before.phase, Running) and before.phase.stop is not None
                 _require(asked, "a stop has somebody who asked for it")
 
@@ -629,7 +633,7 @@ class Referee:
         directives = sent(commands)
         guests = {event.member.node} if isinstance(event, MemberJoined) else set()
         guests |= {event.node} if isinstance(event, MemberLeaving | NodeChecked) else set()
-        guests |= {each.node for each in before.phase.leaving} if isinstance(before.phase, Running) else set()
+        guests |= {each.node for each in before.phase.leaving} if isinstance(before.phase, Running | Holding) else set()
         # Those who wanted to leave, and were kept, are told the end like all others.
         guests |= set(before.nodes) if isinstance(before.phase, Closing) else set()
         strangers = {node for node, _ in directives} - self.present.keys() - guests
@@ -707,6 +711,11 @@ class Referee:
         if isinstance(before.phase, Gathering) and isinstance(after.phase, Gathering):
             reminded = isinstance(event, TimePassed) and after.phase.remind_at != before.phase.remind_at
             return list(self.present) if reminded else []
+        if isinstance(after.phase, Holding):
+            known = before.phase.leaving if isinstance(before.phase, Holding) else ()
+            waiting = [each.node for each in after.phase.leaving if each not in known]
+        if isinstance(event, MemberLeaving | StopRequested):
+            return self._answered(before, event, after) or waiting
         if not isinstance(event, MemberJoined) or event.member.node not in self.present:
             return waiting
         if isinstance(before.phase, Closing):
@@ -718,6 +727,14 @@ class Referee:
         placed = self.worlds[-2].nodes if after.world != before.world and len(self.worlds) > 1 else ()
         without = active and event.member.node not in (*self.worlds[-1].nodes, *placed)
         return [*waiting, event.member.node] if without else waiting
+
+    def _answered(self, before: Job, event: MemberLeaving | StopRequested, after: Job) -> list[str]:
+        """Who wants to go while all were asked to save already is told that it is heard, once."""
+        if not isinstance(before.phase, Running) or not isinstance(after.phase, Running):
+            return []
+        known = before.phase.leaving == after.phase.leaving and before.phase.stop == after.phase.stop
+        asked = before.phase.parting is not None and before.phase.parting.hear_until is None
+        return [event.node] if asked and not known and event.node in self.present else []
 
     def _check_state(self, after: Job, now: float) -> None:
         if isinstance(after.phase, Finished):
@@ -748,6 +765,7 @@ class Referee:
             doubt = bool(self.worlds) and self._doubt_until(self.worlds[-1]) is not None
             saving = self.clerk.is_waited_for(now, self.present)
             due = deadline(after)
+            saving |= isinstance(after.phase, Holding) and bool(after.phase.leaving)
             # Of several things that are due, each has its turn.
             saving |= self.clerk.is_in_flight(self.present) and due is not None and due <= now
             _require(
@@ -757,8 +775,9 @@ class Referee:
             size = len(self.worlds[-1].nodes)
             ready = len({node for node in self.welcome if self.present[node].warm} | set(self.worlds[-1].nodes))
             room = size < min(ready, self.config.max_nodes)
-            judged = bool(after.phase.exits)
-            due = judged or (after.phase.joined is not None and deadline(after) is not None)
+            # Either way there is another world soon.
+            over = bool(after.phase.exits or after.phase.leaving)
+            due = over or (after.phase.joined is not None and deadline(after) is not None)
             # Without a checkpoint nobody is taken in.
             due |= self.config.join_at_checkpoint and not self.clerk.can_ask(self)
             _require(not room or due, "a newcomer for whom there is room is not forgotten")
@@ -1085,11 +1104,11 @@ class Clerk:
         self._check_resume(event, after, told, referee, same=same)
         self._check_asks(before, told, now, referee)
         self._check_change(before, event, after, referee)
+        self._check_end(before, event, now, after, referee)
         if same and isinstance(after.phase, Running):
             self._check_patience(event, now, after)
         else:
             self.held_at = self.asked_at = self.pressed_at = None
-        self._check_end(before, event, now, after, referee)
         due = deadline(after)
         if same and any(step not in self.entering | self.entered for step in self.prepared):
             _require(due is not None and due <= now + self.AGAIN_S, "the ledger is asked again")
@@ -1228,7 +1247,8 @@ class Clerk:
         gentle = isinstance(event, StopRequested) and event.signal == signal.SIGTERM and before.phase.stop is None
         planned = drains or gentle or isinstance(event, MemberLeaving)
         ended = not isinstance(after.phase, Running)
-        able = self.can_ask(referee) and not before.phase.exits
+        # A hang that is found at the same moment ends the world without that.
+        able = self.can_ask(referee) and not before.phase.exits and before.phase.hang is None
         if planned and ended and able:
             _require(asked, "all ranks are asked to save before a planned change")
 
@@ -1263,20 +1283,47 @@ class Clerk:
     def _check_end(self, before: Job, event: Event, now: float, after: Job, referee: Referee) -> None:
         """An end waits for a checkpoint that is being written, but not for long."""
         saving = isinstance(after.phase, Closing | Finished) and self.is_in_flight(referee.present)
+        hurried = isinstance(event, StopRequested) and event.signal in (signal.SIGINT, signal.SIGQUIT)
         match after.phase:
+            case Holding(leaving=leaving, leave_by=float(until)) if leaving:
+                # Of several things that are due, each has its turn.
+                due = deadline(after)
+                in_time = now < until or (due is not None and due <= now)
+                stays = in_time and self.is_in_flight(referee.present)
+                _require(stays, "who leaves stays for nothing but a checkpoint")
+                _require(until <= self._leave_by(before, now), "who leaves does not stay for long")
+            case Holding(leaving=leaving):
+                _require(not leaving, "who leaves does not stay for ever")
             case Closing(outcome=outcome, until=until):
-                _require(not isinstance(outcome, Stopped), "who stops a job is not kept")
+                _require(not hurried, "who is in a hurry is not kept")
                 _require(saving and now < until, "an end waits for nothing but a checkpoint")
                 _require(self.over_at is not None and deadline(after) is not None, "an end does not wait for ever")
-                begun = before.phase.until if isinstance(before.phase, Closing) else now + self.config.save_wait_s
-                _require(until == begun, "an end waits no longer than it may")
+                if isinstance(before.phase, Closing):
+                    fine = until == before.phase.until
+                elif isinstance(outcome, Stopped):
+                    fine = until <= self._leave_by(before, now)
+                else:
+                    fine = until == now + self.config.save_wait_s
+                _require(fine, "an end waits no longer than it may")
             case Finished(outcome=Succeeded() | Failed()) if not isinstance(before.phase, Closing):
                 _require(not saving or not self.config.save_wait_s, "an end waits for a checkpoint")
-            case Finished() if isinstance(before.phase, Closing):
-                hurried = isinstance(event, MemberLeaving | StopRequested) or now >= before.phase.until
-                _require(hurried or not saving, "an end waits for a checkpoint")
+            case Finished() if not isinstance(before.phase, Closing):
+                late = now >= self._leave_by(before, now)
+                _require(hurried or not saving or late, "an end waits for a checkpoint")
+            case Finished(outcome=outcome):
+                asked = isinstance(event, MemberLeaving | StopRequested) and not isinstance(outcome, Stopped)
+                over = isinstance(before.phase, Closing) and now >= before.phase.until
+                _require(hurried or asked or over or not saving, "an end waits for a checkpoint")
             case _:
                 pass
+
+    def _leave_by(self, before: Job, now: float) -> float:
+        """Until when a checkpoint may keep whoever asked for an end, or to leave."""
+        match before.phase:
+            case Running(parting=Parting(until=until)) | Holding(leave_by=float(until)):
+                return until
+            case _:
+                return now + self.config.drain_s
 
 
 def is_last_word(command: Command) -> bool:

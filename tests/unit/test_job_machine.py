@@ -321,7 +321,7 @@ class JobMachine(RuleBasedStateMachine):
     def hear_twice(self, rng: Random) -> None:
         """A message that comes twice in a row does nothing the second time."""
         before, last = self.story.job, self.story.last
-        if last in self.heard[-1:] and not isinstance(last, TimePassed | StopRequested):
+        if last in self.heard[-1:] and not isinstance(last, TimePassed):
             self.story.tell(last)
             # Whoever tells of what is done with is told so, as often as it tells.
             done = [each for each in self.story.commands if not is_last_word(each)]

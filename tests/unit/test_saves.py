@@ -633,7 +633,8 @@ class TestAPlannedChange:
             pytest.param(f"{PAIR}; term a; reached a:9 b:9; checkpoint 9", "stopped 143", id="a stop"),
             pytest.param(f"{PAIR}; term a; wait 4", "running 1: a b", id="a stop waits"),
             pytest.param(f"{PAIR}; term a; reached a:9 b:9; wait 30", "stopped 143", id="a stop, not for ever"),
-            pytest.param(f"{PAIR}; term a; term a", "stopped 143", id="a stop that is repeated"),
+            pytest.param(f"{PAIR}; term a; term a", "running 1: a b", id="a stop that is repeated"),
+            pytest.param(f"{PAIR}; term a; stop b", "stopped 130", id="a stop, and then a hurry"),
             pytest.param(f"{PAIR}; stop a", "stopped 130", id="a stop in a hurry"),
             pytest.param(f"{PAIR}; term a; crash 0", "stopped 143", id="a failure before a stop"),
             pytest.param("join a b; wait 3; term a", "stopped 143", id="a stop where nobody saves"),
@@ -947,3 +948,190 @@ class TestANewLeader:
         assert isinstance(told.job.phase, Running)
         told.play("reached a:41; checkpoint 41")
         assert isinstance(told.job.phase, Draining)
+
+
+class TestWhoIsAskedToGo:
+    """SIGTERM gives time for a checkpoint; what else happens meanwhile does not take that time away."""
+
+    # All ranks were asked, and have staged what they were asked for.
+    TERM = f"{PAIR}; term a; reached a:9 b:9; stage 9"
+    LEAVE = f"{PAIR}; leave a b; reached a:9 b:9; stage 9"
+    # A failure, and the next world waits for what all ranks have staged.
+    HOLDS = f"{PAIR}; stage 9; crash 0"
+    # One of three leaves.
+    ONE = "join a b c; saver 0 1 2; leave b; reached a:9 b:9 c:9; stage 9"
+
+    def told(self, script, **settings):
+        return story(script, ELASTIC, (1, 3), max_restarts=9, **settings)
+
+    @pytest.mark.parametrize(
+        ("script", "end"),
+        [
+            pytest.param(f"{TERM}; crash 0", "closing: stopped 143", id="a stop, and a failure"),
+            pytest.param(f"{TERM}; lose b", "stopped 143", id="a stop, and who was to write is gone"),
+            pytest.param(
+                f"{TERM}; written 1:9; lose b", "closing: stopped 143", id="a stop, and who has written is gone"
+            ),
+            pytest.param(f"{TERM}; crash 0; checkpoint 9", "stopped 143", id="it is there"),
+            pytest.param(f"{TERM}; crash 0; missed 1:9", "stopped 143", id="it will not come"),
+            pytest.param(f"{TERM}; wait 10; crash 0; wait 19", "closing: stopped 143", id="there is time"),
+            pytest.param(f"{TERM}; wait 10; crash 0; wait 20", "stopped 143", id="not longer than without the failure"),
+            pytest.param(f"{TERM}; crash 0; term a", "closing: stopped 143", id="it is asked for again"),
+            pytest.param(f"{TERM}; crash 0; leave b", "closing: stopped 143", id="others are to go as well"),
+            pytest.param(f"{TERM}; crash 0; stop b", "stopped 143", id="somebody is in a hurry"),
+            pytest.param(f"{TERM}; stop b", "stopped 130", id="somebody was in a hurry before"),
+            pytest.param(f"{LEAVE}; crash 0", "closing: stopped 143", id="all leave, and a failure"),
+            pytest.param(f"{LEAVE}; crash 0; checkpoint 9", "stopped 143", id="all leave, and it is there"),
+            pytest.param(f"{HOLDS}; term a", "closing: stopped 143", id="a stop while the next world waits"),
+            pytest.param(f"{HOLDS}; term a; checkpoint 9", "stopped 143", id="and it is there"),
+            pytest.param(f"{HOLDS}; term a; wait 30", "stopped 143", id="not for ever"),
+            pytest.param(f"{HOLDS}; stop a", "stopped 130", id="a hurry while the next world waits"),
+            pytest.param(f"{HOLDS}; leave a b", "closing: stopped 143", id="all leave while the next world waits"),
+            pytest.param(f"{HOLDS}; leave a b; checkpoint 9", "stopped 143", id="all leave, and it is there then"),
+            pytest.param(f"{PAIR}; stage 9; ok 0; term a", "closing: stopped 143", id="nobody can be asked any more"),
+            pytest.param(f"{PAIR}; stage 9; term a; crash 0", "closing: stopped 143", id="another one was due"),
+        ],
+    )
+    def test_an_end(self, script, end):
+        """What all ranks have staged is waited for, for as long as the end would have waited anyway."""
+        assert outline(self.told(script).job) == end
+
+    def test_the_ledger_has_it_then(self):
+        """Started again, the job goes on from there."""
+        told = self.told(f"{self.TERM}; crash 0; checkpoint 9")
+        assert told.record.checkpoints == (checkpoint(9),)
+        assert [node for node, _ in orders(told, Halt)] == ["a", "b"]
+
+    def test_workers_are_stopped_meanwhile(self):
+        """Their parts outlive them."""
+        told = self.told(f"{self.TERM}; crash 0")
+        assert [node for node, _ in orders(told, Drain)] == ["a", "b"]
+        assert orders(told, Halt) == []
+
+    @pytest.mark.parametrize(
+        ("script", "end"),
+        [
+            pytest.param("", "holding 1: a b c, 1 charged", id="it stays"),
+            pytest.param("checkpoint 9", "running 2: a c, 1 charged", id="it is there"),
+            pytest.param("missed 2:9", "running 2: a c, 1 charged", id="it will not come"),
+            pytest.param("wait 19", "holding 1: a b c, 1 charged", id="there is time"),
+            pytest.param("wait 20", "running 2: a c, 1 charged", id="not longer than without the failure"),
+            pytest.param("lose b", "running 2: a c, 1 charged", id="it is gone"),
+            pytest.param("hush b; checkpoint 9", "holding 1: a b c, 1 charged", id="it is silent"),
+            pytest.param("hush b; back b; leave b; checkpoint 9", "running 2: a c, 1 charged", id="it asks again"),
+            pytest.param("leave b; leave b", "holding 1: a b c, 1 charged", id="it asks several times"),
+            pytest.param("leave a", "holding 1: a b c, 1 charged", id="one more"),
+            pytest.param("leave a; checkpoint 9", "running 2: c, 1 charged", id="both go then"),
+            pytest.param("leave a c", "closing: stopped 143", id="all are to go"),
+            pytest.param("leave a c; checkpoint 9", "stopped 143", id="all go then"),
+            pytest.param("term a", "closing: stopped 143", id="the job is to end"),
+        ],
+    )
+    def test_one_of_several(self, script, end):
+        """It goes when the checkpoint that it has a part in is there; the others go on from that."""
+        told = self.told(f"{self.ONE}; wait 10; crash 0")
+        told.play(script or "wait 0")
+        assert outline(told.job) == end
+
+    def test_who_has_done_its_part_goes_at_once(self):
+        """The others get on meanwhile: nobody stops them for a checkpoint."""
+        told = self.told("join a b c; saver 0 1 2; stage 9; ok 1; leave b")
+        assert outline(told.job) == "running 1: a b c"
+        assert [node for node, _ in orders(told, Halt)] == ["b"]
+
+    def test_the_others_go_on_from_it(self):
+        """Who left had a part in it."""
+        told = self.told(f"{self.ONE}; crash 0")
+        assert orders(told, Halt) == []
+        told.play("checkpoint 9")
+        assert told.job.world.resume_from == checkpoint(9)
+        assert [node for node, _ in orders(told, Halt)] == ["b"]
+
+    def test_a_leave_while_the_next_world_waits(self):
+        """It has a part in what that waits for; a spare has not."""
+        told = story(f"{SAVERS}; join c; stage 9; crash 0; leave b", max_restarts=9)
+        assert outline(told.job) == "holding 1: a b, 1 charged"
+        told.play("leave c")
+        assert [node for node, _ in orders(told, Halt)] == ["c"]
+        assert outline(told.job) == "holding 1: a b, 1 charged"
+
+    @pytest.mark.parametrize(
+        ("script", "nodes"),
+        [
+            pytest.param("leave b", ["b"], id="a leave"),
+            pytest.param("leave b; leave b", [], id="a leave that is repeated"),
+            pytest.param("leave b; wait 5; leave a", ["a"], id="another one, later"),
+            pytest.param("term a", ["a"], id="a stop"),
+            pytest.param("term a; term a", [], id="a stop that is repeated"),
+        ],
+    )
+    def test_who_asks_to_go_while_workers_hold_is_answered(self, script, nodes):
+        """Nobody is asked to save once more: without a word it would not know that its request was heard."""
+        settings = {"join_at_checkpoint": True}
+        told = self.told(f"{PAIR}; join c; wait 3; reached a:9 b:9; wait 60; {script}", **settings)
+        assert [node for node, _ in orders(told, Wait)] == nodes
+        assert orders(told, Pause) == []
+
+    def test_who_stays_is_answered(self):
+        """Its workers are stopped, but it is not told to go."""
+        told = self.told(f"{self.ONE}; crash 0")
+        assert [node for node, _ in orders(told, Hold)] == ["a", "b", "c"]
+        assert [node for node, _ in orders(told, Wait)] == ["b"]
+        told.play("leave c")
+        assert [node for node, _ in orders(told, Wait)] == ["c"]
+
+
+class TestWhoIsSilent:
+    """A planned change for which nobody can be asked, because a node is silent, waits for it, but only for a moment."""
+
+    def told(self, script, **settings):
+        return story(script, ELASTIC, (1, 3), **settings)
+
+    @pytest.mark.parametrize(
+        ("script", "end"),
+        [
+            pytest.param("hush b; term a", "running 1: a b", id="a stop"),
+            pytest.param("hush b; leave a", "running 1: a b", id="a leave"),
+            pytest.param("hush b; join c; wait 3", "running 1: a b", id="a join"),
+            pytest.param("hush b; term a; wait 4", "running 1: a b", id="it may come back"),
+            pytest.param("hush b; term a; wait 5", "stopped 143", id="it does not"),
+            pytest.param("hush b; term a; lose b", "stopped 143", id="it is lost"),
+            pytest.param("hush b; term a; stop a", "stopped 130", id="somebody is in a hurry"),
+            pytest.param("hush b; leave a; wait 5", "holding 1: a b", id="a leave does not wait for long"),
+            pytest.param("hush b; fail 0; term a", "stopped 143", id="a worker has failed"),
+            pytest.param("lead on; back a; term a", "running 1: a b", id="a new leader"),
+            pytest.param("lead on; back a; term a; wait 5", "stopped 143", id="a new leader, and nobody comes"),
+            pytest.param("hush b; join c; wait 3; lose c", "running 1: a b", id="who wanted to join is gone again"),
+        ],
+    )
+    def test_it_is_waited_for(self, script, end):
+        """For less long than for a checkpoint."""
+        assert outline(self.told(f"{PAIR}; {script}", max_restarts=1, blame_s=0.25).job) == end
+
+    @pytest.mark.parametrize(
+        "script", ["join a b; wait 3; hush b; term a", "join a b; wait 3; saver 1; hush b; term a"]
+    )
+    def test_a_job_that_does_not_save(self, script):
+        """Ends at once: the one who is here could not be asked, whoever comes back."""
+        assert outline(self.told(script).job) == "stopped 143"
+
+    @pytest.mark.parametrize(
+        ("script", "reason"),
+        [
+            pytest.param("hush b; term a; wait 3; back b", "SIGTERM on a", id="a stop"),
+            pytest.param("hush b; leave a; wait 3; back b", "a leaves", id="a leave"),
+            pytest.param("hush b; join c; wait 4; back b", "nodes join", id="a join"),
+            pytest.param("lead on; back a; term a; back b", "SIGTERM on a", id="a new leader"),
+        ],
+    )
+    def test_all_are_asked_when_it_is_back(self, script, reason):
+        """As they would have been."""
+        told = self.told(f"{PAIR}; {script}")
+        assert [(node, each.reason) for node, each in orders(told, Pause)] == [("a", reason), ("b", reason)]
+        assert told.play("reached a:9 b:9; stage 9") == "running 1: a b"
+
+    def test_that_is_part_of_the_time(self):
+        """Whoever asked is not kept any longer because of it."""
+        told = self.told(f"{PAIR}; hush b; term a; wait 4; back b; reached a:9 b:9; wait 25")
+        assert outline(told.job) == "running 1: a b"
+        assert told.play("wait 1") == "stopped 143"
