@@ -273,8 +273,8 @@ class Coordinator:
                 await self._conclude(replace(self._record, outcome=outcome, ended_at=time.time()))
             case Send(node=node, directive=directive):
                 self._send(node, directive)
-            case Tell(reason=reason):
-                log.info("%s", reason)
+            case Tell(reason=reason, bad=bad):
+                log.log(logging.WARNING if bad else logging.INFO, "%s", reason)
             case _:
                 assert_never(command)
 

@@ -345,10 +345,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """One line for the log, for a person; ``kind`` is what it is filed under."""
+    """One line for the log, for a person; ``kind`` is what it is filed under. ``bad``: something went wrong."""
 
     reason: str
     kind: str = "decision"
+    bad: bool = False
 
 
 Command: TypeAlias = Commit | Keep | Enter | Conclude | Send | Tell

@@ -166,7 +166,7 @@ def _step(job: Job, event: Event, now: float) -> Step:
         ):
             return _saved(job, event, now)
         case CheckpointNoted(node=node, rank=rank, words=words):
-            return job, (Tell(f"rank {rank} on {node}: {words}", "checkpoint"),)
+            return job, (Tell(f"rank {rank} on {node}: {words}", "checkpoint", bad=True),)
         case SaveWanted() | CheckpointsFound() | RestoreFailed():
             return _checkpoints(job, event, now)
         case StopRequested():
@@ -275,7 +275,7 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
 
 def _not_waited_for(save: Save) -> Tell:
     words = f"the checkpoint of step {save.step}, which is being written, is not waited for any longer"
-    return Tell(words, "checkpoint")
+    return Tell(words, "checkpoint", bad=True)
 
 
 def _joined(job: Job, joined: MemberJoined, now: float) -> Step:
@@ -1302,6 +1302,7 @@ def _conclude(job: Job, outcome: Outcome) -> Step:
     job, told = _explain(job)
     return replace(job, phase=Finished(outcome)), (
         *told,
+        *saves.unfinished(job),
         Conclude(outcome),
         *_send_to(job, job.nodes, Halt(outcome)),
     )

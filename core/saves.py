@@ -129,7 +129,7 @@ def time_passed(job: Job, now: float) -> Step:
         missing = ", ".join(sorted(set(job.world.nodes if job.world else ()) - {node for node, _ in saves.ask.bounds}))
         after, commands = call_off(job, "nodes did not answer")
         return after, (
-            Tell(f"no checkpoint: {missing} did not say in time where its workers are", "checkpoint"),
+            Tell(f"no checkpoint: {missing} did not say in time where its workers are", "checkpoint", bad=True),
             *commands,
         )
     if job.world is None:
@@ -139,6 +139,14 @@ def time_passed(job: Job, now: float) -> Step:
     if any(each.enter_at is not None and now >= each.enter_at for each in saves.under_way):
         return _enter_newest(job, now)
     return job, ()
+
+
+def unfinished(job: Job) -> tuple[Command, ...]:
+    """At the end of the job: which checkpoints will never be, because not all ranks have saved there."""
+    size = job.world.world_size if job.world is not None else 0
+    steps = [str(each.step) for each in job.saves.under_way if not each.staged.issuperset(range(size))]
+    words = f"no checkpoint of step {', '.join(steps)}: the job ended before all ranks had saved there"
+    return (Tell(words, "checkpoint", bad=True),) if steps else ()
 
 
 def is_busy(job: Job, now: float) -> bool:
@@ -197,7 +205,7 @@ def _looks(job: Job, event: CheckpointerOpened | CheckpointerClosed, world: Worl
         return job, ()
     why = f"rank {rank} on {event.node} saves no more"
     job, commands = call_off(job, why)
-    return job, (Tell(f"no checkpoint: {why}", "checkpoint"), *commands)
+    return job, (Tell(f"no checkpoint: {why}", "checkpoint", bad=True), *commands)
 
 
 def _reached(job: Job, event: StepsReached, world: World) -> Step:
@@ -301,7 +309,7 @@ def _give_up(job: Job, world: World, step: int, why: str) -> Step:
     saves = job.saves
     saves = replace(saves.without(step, why=why), ask=None if saves.is_asked_for(step) else saves.ask)
     drop = Drop(world.generation, step, why)
-    told = Tell(f"no checkpoint of step {step}: {why}", "checkpoint")
+    told = Tell(f"no checkpoint of step {step}: {why}", "checkpoint", bad=True)
     return replace(job, saves=saves), (told, *_to(job, world.nodes, drop))
 
 

@@ -177,6 +177,9 @@ def _place(folder: str, spoken: str) -> tuple[Path, str | None]:
     for path in (os.path.abspath(folder), os.path.realpath(folder)):
         if _kind(os.path.basename(path)) is not None:
             return Path(path).parent, os.path.basename(path)
+    if os.path.isfile(os.path.join(folder, MANIFEST)):
+        # One that has a name of its user's own.
+        return Path(path).parent, os.path.basename(path)
     return Path(os.path.abspath(folder)), None
 
 
@@ -195,25 +198,22 @@ def _look(root: Path, only: str | None) -> tuple[Seen, ...]:
         names = os.listdir(root) if only is None else [only]
     except OSError as error:
         raise UserError(f"{shown(str(root))}: the folder can't be read: {error.strerror}") from error
-    found = [each for name in names if (each := _seen(root / name)) is not None]
-    if not found and MANIFEST in names:
-        raise UserError(
-            f"{shown(str(root))}: this has a manifest like a checkpoint, and not its name: call it {_rightful(root)}"
-        )
+    found = [each for name in names if (each := _seen(root / name, named=only is not None)) is not None]
     return tuple(sorted(found, key=lambda each: (each.step, each.generation, each.path.name), reverse=True))
 
 
-def _rightful(path: Path) -> str:
+def _by_manifest(path: Path) -> tuple[str, tuple[int, int]]:
+    """As ``_kind``, of a checkpoint that is called otherwise: by ``save_checkpoint``, or because it was renamed."""
     try:
         manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
-        return folder_name(manifest.step, manifest.generation)
-    except (OSError, ValueError, BadManifest):
-        return "step-...-gen-..., with the numbers it had"
+    except (OSError, BadManifest):
+        return COMPLETE, (0, 0)
+    return COMPLETE, (manifest.step, manifest.generation)
 
 
-def _seen(path: Path) -> Seen | None:
-    """What one folder is; None: nothing of ours, or gone."""
-    kind = _kind(path.name)
+def _seen(path: Path, *, named: bool = False) -> Seen | None:
+    """What one folder is; None: nothing of ours, or gone. ``named``: the user says that it is a checkpoint."""
+    kind = _kind(path.name) or (_by_manifest(path) if named else None)
     if kind is None:
         return None
     state, (step, generation) = kind

@@ -135,6 +135,9 @@ class ArchiveReader:
         tail = self._bytes(self._size - tail_size, tail_size)
         at = tail.rfind(_END_MARK)
         if at < 0 or len(tail) - at < _END.size:
+            if self._bytes(0, min(self._size, 1)) == b"\x80":
+                advice = "load it with torch.load, and save it again"
+                raise Damaged(self.path, f"it is a plain pickle, or in torch's format before 1.6: {advice}")
             raise Damaged(self.path, "it is no zip file, or its end is missing")
         _, disk, first_disk, here, count, size, start, comment = _END.unpack_from(tail, at)
         end = self._size - tail_size + at

@@ -107,7 +107,7 @@ class Checkpointer:
         except ValueError as error:
             raise UserError(str(error)) from None
         self._framework: Framework = type(self).framework()
-        _check(model, optimizer, scheduler, extra)
+        _check(model, optimizer, scheduler, sampler, extra)
         self._training = Training(model, optimizer, scheduler, sampler, extra, rng, save_optimizer)
         self._restoring = Restoring(self._framework, self._training, trusted=trusted)
         self._finishing = Finishing(verify, md5, keep_last, keep_every)
@@ -488,15 +488,23 @@ def _folder(folder: str | os.PathLike[str] | None) -> str:
     found = os.fspath(folder) if folder is not None else os.environ.get(FOLDER, "")
     if not found:
         raise UserError(f"where checkpoints are kept is not known: pass a folder to Checkpointer, or set {FOLDER}")
+    if os.path.isfile(found):
+        raise UserError(f"checkpoints are kept in a folder, and {found} is a file")
     return os.path.abspath(found)
 
 
-def _check(model: Any, optimizer: Any, scheduler: Any, extra: Any) -> None:
+def _check(model: Any, optimizer: Any, scheduler: Any, sampler: Any, extra: Any) -> None:
     """What is passed can be asked for its state."""
     for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
         for each in thing.values() if isinstance(thing, Mapping) else (thing,):
             if each is not None and not hasattr(each, "state_dict"):
                 raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
+    for needed in ("state_dict", "load_state_dict"):
+        if sampler is not None and not hasattr(sampler, needed):
+            raise UserError(
+                f"sampler has no {needed}(), and is of the type {type(sampler).__name__}: its position can't be kept; "
+                "pass an ElasticSampler, or leave it out"
+            )
     if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
         raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
 
@@ -512,7 +520,7 @@ def _unwritable(folder: str) -> str | None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         return error.strerror
-    return None if os.access(folder, os.W_OK) else "it is not writable for this user"
+    return None if os.access(folder, os.W_OK) else "it can't be written to"
 
 
 def _concerns(line: str, step: int) -> bool:

@@ -8,6 +8,7 @@ the checkpoint.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import socket
@@ -32,11 +33,18 @@ from elastic_adapter.core.checkpoint.store import Draft, Store, write_whole
 from elastic_adapter.core.checkpoint.writers import own_token
 from elastic_adapter.core.errors import ElasticError, UserError
 
+log = logging.getLogger(__name__)
+
 # How often ranks agree on whether a save is due by the clock, in seconds.
 CHECK_S = 2.0
 _MOST_STEPS = 10_000
 _CLOSE_S = 600.0
 _PARTS_S = 600.0
+# As above, when this rank is about to end; and when it says what it waits for.
+_LAST_PARTS_S = 60.0
+_SILENT_S = 5.0
+# So many checkpoints may wait for parts of other ranks: one that does when there are more will never be whole.
+_MOST_WAITING = 4
 _PAUSE_S = 0.05
 _TRIES = 2
 
@@ -72,6 +80,8 @@ class OwnLink:
         self._changed = threading.Condition()
         self._troubles: list[str] = []
         self._wanted: str | None = None
+        # When this rank began to end.
+        self._closing_at = float("inf")
         # The last step of which there was something to tell.
         self._furthest = -1
         # The next step at which all ranks ask rank 0, and when they did so last.
@@ -157,6 +167,9 @@ class OwnLink:
         """Waits for what is being written: nobody else would finish it."""
         if self._folder is None or not self._thread.is_alive():
             return
+        self._closing_at = time.monotonic()
+        if not self.settled(_SILENT_S):
+            log.warning("waiting for checkpoints that are still being written, or for the parts of other ranks")
         if self.settled(_CLOSE_S):
             self._parts.put(None)
             self._thread.join()
@@ -211,7 +224,7 @@ class OwnLink:
                 if self._goes_on(part, self._saved, part):
                     waiting.append((part, time.monotonic() + _PARTS_S))
             # In order: what comes later makes an older draft useless.
-            while waiting and not self._goes_on(waiting[0][0], self._unfinished, *waiting[0]):
+            while waiting and not self._goes_on(waiting[0][0], self._unfinished, *waiting[0], len(waiting)):
                 waiting.pop(0)
 
     def _goes_on(self, part: Part, work: Callable[..., bool], *args: object) -> bool:
@@ -237,15 +250,19 @@ class OwnLink:
         self._settle(part, why)
         return False
 
-    def _unfinished(self, part: Part, deadline: float) -> bool:
+    def _unfinished(self, part: Part, deadline: float, waiting: int) -> bool:
         """Make a checkpoint of what all have written, if they have; whether there is more to be done for it."""
         draft = self._draft(part.step)
         if (why := _missed_by(draft, self._size)) is None:
-            if missing(draft, self._size) and time.monotonic() < deadline:
+            last = min(deadline, self._closing_at + _LAST_PARTS_S)
+            if missing(draft, self._size) and time.monotonic() < last and waiting <= _MOST_WAITING:
                 return True
             # Whoever has not written by now is named by the answer.
             why = self._ask(part, self._requests(part)[1:])
         self._settle(part, why)
+        if why is not None:
+            # It will never be whole, and others like it would fill the disk.
+            draft.discard()
         return False
 
     def _settle(self, part: Part, why: str | None) -> None:

@@ -63,6 +63,7 @@ class Restoring:
         where = str(checkpoint.path)
         if manifest.framework != framework.name:
             raise UserError(f"{where} was saved with {manifest.framework}, and this is {framework.name}")
+        _plain_files(checkpoint)
         wanted = self._wanted(rank)
         files = {file.name: file for file in manifest.files if file.name in wanted}
         loaded = Loaded(where)
@@ -82,6 +83,7 @@ class Restoring:
 
     def check_others(self, checkpoint: Checkpoint, rank: int) -> None:
         """The files that ``read`` does not read here, and so does not check: the others', and what nobody wants now."""
+        _plain_files(checkpoint)
         wanted = self._wanted(rank)
         for file in checkpoint.manifest.files:
             if file.name not in wanted:
@@ -223,6 +225,14 @@ def _stored_manifest(path: Path) -> Manifest:
     if parse_folder(path.name) != (manifest.step, manifest.generation):
         raise BadManifest(f"it is of step {manifest.step}, generation {manifest.generation}")
     return manifest
+
+
+def _plain_files(checkpoint: Checkpoint) -> None:
+    """Whatever else has the name of a file could keep its reader waiting for ever."""
+    for file in checkpoint.manifest.files:
+        path = checkpoint.path / file.name
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise Damaged(str(path), "it is no plain file")
 
 
 def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:

@@ -39,6 +39,12 @@ _EXCHANGE = 2
 
 
 def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) -> Training:
+    for name, value in extra.items():
+        if hasattr(value, "state_dict"):
+            raise UserError(
+                f"{name} has a state of its own, and is none of model, optimizer and scheduler: misspelt? "
+                f"If not, pass {name}.state_dict(), which is given back when it is loaded"
+            )
     return Training(model, optimizer, scheduler, extra=extra)
 
 
@@ -100,6 +106,14 @@ def _may_replace(folder: Path) -> None:
     """What is there goes when the new one is whole: nothing but a checkpoint, or a file that was saved before."""
     if folder.is_dir() and not (folder / MANIFEST).exists() and os.listdir(folder):
         raise UserError(f"{folder} is a folder with other things in it, which a save would replace: name another one")
+    if folder.is_file() and not _was_saved(folder):
+        raise UserError(f"{folder} is a file that no framework saved, and a save would replace it: name another path")
+
+
+def _was_saved(file: Path) -> bool:
+    """Whether it looks like a file of weights: a zip file or a pickle, as torch.save and paddle.save write them."""
+    with open(file, "rb") as opened:
+        return opened.read(2)[:1] in (b"P", b"\x80", b"")
 
 
 def _draft(folder: Path, step: int) -> Draft:

@@ -377,7 +377,7 @@ def test_a_flipped_bit_is_never_restored(restore, caplog):
     assert restored() == (2, [])
 
 
-@pytest.mark.parametrize("how", ["missing", "cut short", "longer", "empty"])
+@pytest.mark.parametrize("how", ["missing", "cut short", "longer", "empty", "a pipe"])
 def test_a_file_that_is_not_whole_is_never_restored(restore, how):
     """Each of them in turn, the manifest included."""
     root, restored = restore
@@ -385,10 +385,13 @@ def test_a_file_that_is_not_whole_is_never_restored(restore, how):
     for path, _ in entries_of(place):
         data = path.read_bytes()
         path.unlink()
-        if how != "missing":
+        if how == "a pipe" and path.name != MANIFEST:
+            os.mkfifo(path)
+        elif how not in ("missing", "a pipe"):
             path.write_bytes({"cut short": data[:-1], "longer": data + b"\0", "empty": b""}[how])
         assert restored() == (1, []), path.name
         os.rename(aside, place)
+        path.unlink(missing_ok=True)
         path.write_bytes(data)
     (place / "notes.txt").write_text("mine")
     assert restored() == (2, [])

@@ -59,10 +59,12 @@ def root(tmp_path):
 
 @pytest.fixture
 def make(root):
-    """Checkpointers that are closed at the end, of a training and without our launcher unless the test says otherwise."""
+    """Checkpointers of a training, without our launcher unless the test says otherwise. One is closed with the next."""
     made = []
 
     def make(training, folder=root, **options):
+        for each in made:
+            each.close()
         options = {**training.things(), **options}
         made.append(training.adapter().Checkpointer(folder, **options))
         return made[-1]
@@ -833,7 +835,7 @@ def test_a_folder_that_is_read_only(make, kind, mounted, told):
         assert checkpointer.restore() == 1
         train(training, checkpointer, 3, 1)
     first, line = lines(told)
-    assert first == f"nothing can be saved in {root}, as it seems: it is not writable for this user"
+    assert first == f"nothing can be saved in {root}, as it seems: it can't be written to"
     assert line.startswith(f"step 2 is not saved: {root}/")
     assert "Read-only file system (it is mounted to be read only); the last good checkpoint is untouched" in line
 
@@ -863,7 +865,7 @@ def test_a_folder_that_is_not_ours(make, kind, root, locked, told):
         train(training, checkpointer, 3, 1)
         assert checkpointer.settled(30)
         first, line = lines(told)
-        assert first == f"nothing can be saved in {root}, as it seems: it is not writable for this user"
+        assert first == f"nothing can be saved in {root}, as it seems: it can't be written to"
         assert line.startswith(f"step 2 is not saved: {root}/")
         assert "Operation not permitted (this user may not write there); the last good checkpoint is untouched" in line
         assert names(root) == [folder_name(1, 0)]
@@ -1021,7 +1023,7 @@ class TestLinks:
         link = PlayedLink(tmp_path / "memory", resume=name)
         with pytest.raises(NotRestored, match=f"{name}: "):
             make(kind(), link=link).restore()
-        assert link.calls[1][:2] == ("not_restored", name)
+        assert link.calls[-1][:2] == ("not_restored", name)
         assert names(root) == [f"{name}.broken"]
         (line,) = lines(told)
         assert line.startswith(f"{root / name} is broken: ")
@@ -1042,7 +1044,7 @@ class TestLinks:
         link = PlayedLink(tmp_path / "memory", resume=name)
         with pytest.raises(NotRestored, match=f"{name}: .*(Input/output error|a bit is wrong)"):
             make(kind(), link=link).restore()
-        assert link.calls[1][0] == "not_restored"
+        assert link.calls[-1][0] == "not_restored"
         assert names(root) == [f"{name}.broken" if how == "elsewhere" else name]
 
     def test_what_is_kept_in_the_job_s_history(self, make, kind, root, tmp_path, mounted):
@@ -1180,6 +1182,17 @@ class TestLinks:
 
 class TestArguments:
     """Mistakes that are found at once, in one line."""
+
+    @pytest.mark.parametrize("sampler", [5, range(3)])
+    def test_a_sampler_that_can_not_be_kept(self, make, kind, sampler):
+        """Nobody is to believe that its position is saved."""
+        with pytest.raises(UserError, match=r"sampler has no state_dict\(\), .*pass an ElasticSampler"):
+            make(kind(), sampler=sampler)
+
+    def test_a_folder_that_is_a_file(self, make, kind, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match=r"kept in a folder, and .*file is a file"):
+            make(kind(), tmp_path / "file")
 
     def test_the_folder(self, make, kind, root, monkeypatch):
         monkeypatch.delenv("CHECKPOINT_PATH", raising=False)
@@ -1321,13 +1334,18 @@ class TestOneFolder:
         (tmp_path / "outputs" / "notes.txt").write_text("mine")
         (tmp_path / "empty").mkdir()
         training.save(training.model.state_dict(), tmp_path / "file")
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(UserError, match=r"notes\.txt is a file that no framework saved"):
+            adapter.save_checkpoint(tmp_path / "notes.txt", model=training.model)
+        with pytest.raises(UserError, match=r"optimzer has a state of its own, .* misspelt"):
+            adapter.save_checkpoint(tmp_path / "empty", model=training.model, optimzer=training.optimizer)
         with pytest.raises(UserError, match="outputs is a folder with other things in it"):
             adapter.save_checkpoint(tmp_path / "outputs", model=training.model)
         assert (tmp_path / "outputs" / "notes.txt").read_text() == "mine"
         for name in ("empty", "file"):
             adapter.save_checkpoint(tmp_path / name, model=training.model, step=4)
             assert adapter.load_checkpoint(tmp_path / name, model=training.model)["step"] == 4
-        assert names(tmp_path) == ["empty", "file", "outputs"]
+        assert names(tmp_path) == ["empty", "file", "notes.txt", "outputs"]
 
     def test_it_is_read_back(self, kind, tmp_path, monkeypatch):
         """What does not come back as it was written does not take the older one's place."""
@@ -1588,9 +1606,10 @@ class TestTheEnd:
             ):
                 call()
         first.close()
+        third = make(kind())
         assert second.restore() == 0
         with pytest.raises(UserError, match=rf"a Checkpointer of {second.folder} is open"):
-            make(kind()).restore()
+            third.restore()
 
     def test_one_that_nobody_has_any_more(self, make, kind, root, told):
         """Does not keep another one from being opened; and what it was to save is saved."""

@@ -241,14 +241,15 @@ def test_mistakes(argv, words):
 
 
 def test_what_is_no_checkpoint(root, tmp_path):
-    """A draft, a checkpoint under a name of somebody's own, and only quarantined ones: each is said."""
+    """A draft, and only quarantined ones: each is said. A checkpoint under a name of somebody's own is one."""
     with pytest.raises(UserError, match="this is being written: it is no checkpoint"):
         told("verify", Store(root).draft(50, 4, "run1").path)
     mine = tmp_path / "mine"
     shutil.copytree(root / folder_name(40, 4), mine)
-    for command in ("list", "verify"):
-        with pytest.raises(UserError, match=f"not its name: call it {folder_name(40, 4)}"):
-            told(command, mine)
+    for command, state in (("list", "complete"), ("verify", "verified")):
+        assert told(command, mine) == ([(40, state, "")], 0)
+    os.truncate(mine / MANIFEST, 10)
+    assert told("verify", mine)[1] == 1
     lone = tmp_path / "lone"
     lone.mkdir()
     shutil.copytree(root / folder_name(40, 4), lone / f"{folder_name(40, 4)}.broken")

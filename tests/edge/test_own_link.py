@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_adapter.core import frames
+from elastic_adapter.core.checkpoint import own_link
 from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.connect import connect
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored
@@ -130,6 +131,29 @@ def test_a_part_that_will_not_come(links, tmp_path):
     assert links[0].settled(30)
     assert links[0].troubles() == ("step 5 is not saved: rank 1: it has no memory",)
     assert links[0].troubles() == ()
+
+
+def test_parts_that_never_come(links, tmp_path, monkeypatch, caplog):
+    """As where only rank 0 saves: who is missing is named, four drafts are there at most, and the end is not late."""
+    links, posts = links
+    store = Store(tmp_path / "root")
+    answers = {"save": {"saved": {}}, "prepare": {"failed": "rank 1 of 2 wrote nothing"}, "publish": {"failed": "no"}}
+    links[0]._saver.ask = lambda requests: [answers[next(iter(each))] for each in requests]
+    for step in range(1, 7):
+        store.draft(step, 0, posts[0].token)
+        links[0].staged(tmp_path / "buffer", str(store.root), step, Finishing())
+    told = []
+    while len(told) < 2:
+        told += links[0].troubles()
+    assert told == [f"step {step} is not saved: rank 1 of 2 wrote nothing" for step in (1, 2)]
+    assert not links[0].settled(0.2)
+    assert sorted(os.listdir(store.root)) == [store.begun(step, 0, posts[0].token).path.name for step in (3, 4, 5, 6)]
+    monkeypatch.setattr(own_link, "_LAST_PARTS_S", 0.2)
+    monkeypatch.setattr(own_link, "_SILENT_S", 0.1)
+    links[0].close()
+    assert "waiting for checkpoints that are still being written, or for the parts of other ranks" in caplog.text
+    assert len(links[0].troubles()) == 4
+    assert os.listdir(store.root) == []
 
 
 def test_a_step_that_comes_again(links, tmp_path):

@@ -349,7 +349,7 @@ def test_what_people_should_know():
     told = story(SAVERS)
     before = told.job
     told.tell(CheckpointNoted("b", 1, 1, "there is too little memory"))
-    assert told.commands == (Tell("rank 1 on b: there is too little memory", "checkpoint"),)
+    assert told.commands == (Tell("rank 1 on b: there is too little memory", "checkpoint", bad=True),)
     assert told.job == before
 
 
@@ -841,6 +841,13 @@ class TestTheEnd:
         """It is said."""
         told = story(f"{SAVERS}; stage 40; ok 0 1; due on")
         assert words(told) == ["the checkpoint of step 40, which is being written, is not waited for any longer"]
+
+    def test_what_only_some_have_saved(self):
+        """Will never be a checkpoint, and that is said at the end, too."""
+        told = story(SAVERS)
+        told.tell(ShardReported("a", 1, Shard(0, 40, Part.WRITTEN)))
+        told.play("ok 0 1")
+        assert "no checkpoint of step 40: the job ended before all ranks had saved there" in words(told)
 
     def test_those_who_train_on_are_stopped(self):
         """Those who have finished are told what they wait for."""
