@@ -85,11 +85,18 @@ def test_compressed_records_are_named(path):
         read(path)
 
 
-@pytest.mark.parametrize("text", [b"", b"PK", b"PK\x05\x06", b"no zip" * 1000, b"\x80\x02}q\x00."])
+@pytest.mark.parametrize("text", [b"", b"PK", b"PK\x05\x06", b"no zip" * 1000])
 def test_other_files_are_no_archives(path, text):
-    """torch's format of old, an empty file, a text."""
+    """An empty file, a text."""
     path.write_bytes(text)
     with pytest.raises(Damaged, match="it is no zip file, or its end is missing"):
+        read(path)
+
+
+def test_pickles_are_called_so(path):
+    """torch's format of old is one."""
+    path.write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(Damaged, match=r"it is a plain pickle, or in torch's format before 1\.6"):
         read(path)
 
 
