@@ -674,7 +674,10 @@ def test_numbers_of_another_machine_are_refused(tmp_path):
 def test_torchs_older_files_are_named_as_such(tmp_path):
     """Those from before the zip format."""
     torch.save({"a": torch.ones(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(Damaged, match=r"a\.pt is damaged: it is a plain pickle, or in torch.s format before 1\.6: load it with torch\.load"):
+    with pytest.raises(
+        Damaged,
+        match=r"a\.pt is damaged: it is a plain pickle, or in torch.s format before 1\.6: load it with torch\.load",
+    ):
         read_torch(str(tmp_path / "a.pt"))
 
 
