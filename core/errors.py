@@ -59,3 +59,9 @@ class SpawnFailed(ElasticError):
 def assert_never(value: NoReturn) -> NoReturn:
     """The end of a ``match`` over a union: the type checker proves that it is never reached."""
     raise AssertionError(f"unhandled value: {value!r}")
+
+
+def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises UserError where a setting is none of the words that it can be."""
+    if value not in known:
+        raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

@@ -28,6 +28,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     parse_folder,
 )
 from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store, is_unread, look_at
+from elastic_adapter.core.checkpoint.writers import PRUNED
 from elastic_adapter.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ examples:
 COMPLETE, VERIFIED, BROKEN, UNREADABLE = "complete", "verified", "broken", "unreadable"
 QUARANTINED = "quarantined"
 WRITING, DELETING, DELETED = "being written", "being deleted", "deleted meanwhile"
-# The token of what is put out of sight before it is deleted.
-_PRUNED = "pruned"
 # Work that is done sooner needs no bar.
 _PATIENCE_S = 1.0
 
@@ -187,7 +186,7 @@ def _kind(name: str) -> tuple[str, tuple[int, int]] | None:
     """What a folder of this name is, unless something is wrong with it; its step and generation. None: not ours."""
     if (draft := parse_draft(name)) is not None:
         step, generation, token = draft
-        return (DELETING if token == _PRUNED else WRITING), (step, generation)
+        return (DELETING if token == PRUNED else WRITING), (step, generation)
     place = parse_folder(name.partition(".")[0] if is_quarantined(name) else name)
     return (QUARANTINED if is_quarantined(name) else COMPLETE, place) if place is not None else None
 

@@ -43,7 +43,7 @@ from elastic_adapter.core.checkpoint.single import look_in
 from elastic_adapter.core.checkpoint.staging import NoRoom
 from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
 from elastic_adapter.core.checkpoint.writers import is_in_use
-from elastic_adapter.core.errors import ElasticError, UserError
+from elastic_adapter.core.errors import ElasticError, UserError, one_of
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +99,9 @@ class Checkpointer:
         link: Link | None = None,
     ) -> None:
         self.folder = _folder(folder)
-        _one_of("verify", verify, VERIFY)
-        _one_of("algorithm", algorithm, tuple(ALGORITHMS))
-        _one_of("when_busy", when_busy, ("wait", "skip"))
+        one_of("verify", verify, VERIFY)
+        one_of("algorithm", algorithm, tuple(ALGORITHMS))
+        one_of("when_busy", when_busy, ("wait", "skip"))
         try:
             self.policy = SavePolicy(every_steps, every_minutes, keep_last, keep_every)
         except ValueError as error:
@@ -507,11 +507,6 @@ def _check(model: Any, optimizer: Any, scheduler: Any, sampler: Any, extra: Any)
             )
     if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
         raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def _unwritable(folder: str) -> str | None:

@@ -26,7 +26,8 @@ from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Draft, Sto
 from elastic_adapter.core.checkpoint.torchfile import write_torch
 from elastic_adapter.core.errors import ElasticError
 
-_WRITERS = {"torch": write_torch, "paddle": write_paddle}
+# By the names of frameworks, and of the formats of their files.
+WRITERS = {"torch": write_torch, "paddle": write_paddle}
 # So many ranks are named when parts are missing.
 _MOST_NAMED = 8
 
@@ -166,7 +167,7 @@ def _write(draft: Draft, order: Order, file: FileOrder, data: memoryview) -> Fil
     skeleton = Skeleton.unpack(_of(data, file.skeleton))
     payloads = [_of(data, payload) for payload in file.payloads]
     with draft.file(file.name) as output:
-        written: Written = _WRITERS[file.format](output, skeleton, payloads, algorithm=order.algorithm)
+        written: Written = WRITERS[file.format](output, skeleton, payloads, algorithm=order.algorithm)
     return entry_of(file.name, written)
 
 

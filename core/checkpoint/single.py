@@ -6,7 +6,6 @@ import ctypes
 import os
 import secrets
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,12 @@ from elastic_adapter.core.checkpoint.manifest import (
     manifest_from_bytes,
     temporary_name,
 )
-from elastic_adapter.core.checkpoint.paddlefile import write_paddle
 from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, values_of
-from elastic_adapter.core.checkpoint.saving import entry_of, read_back
+from elastic_adapter.core.checkpoint.saving import WRITERS, entry_of, read_back
 from elastic_adapter.core.checkpoint.store import VERIFY, Checkpoint, Draft, sync_folder
-from elastic_adapter.core.checkpoint.torchfile import write_torch
 from elastic_adapter.core.checkpoint.writers import is_in_use, own_token
-from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.errors import UserError, one_of
 
-_WRITERS: dict[str, Callable[..., Any]] = {"torch": write_torch, "paddle": write_paddle}
 _ALGORITHM = "xxh3_128"
 # Facts of a manifest that mean something to a Checkpointer only.
 _OF_A_CHECKPOINTER = ("sampler", "own_epoch")
@@ -56,8 +52,7 @@ def save(
     An older one of the same name is there until the new one is whole, and was read back. Raises OSError, Damaged,
     UserError, or Refused for what could not be loaded again.
     """
-    if verify not in VERIFY:
-        raise UserError(f"verify must be one of {', '.join(map(repr, VERIFY))}, got {verify!r}")
+    one_of("verify", verify, VERIFY)
     place = framework.group.place()
     if place is not None and place[0]:
         return None
@@ -134,7 +129,7 @@ def _write(framework: Framework, draft: Draft, name: str, state: Any) -> FileEnt
     skeleton, pieces = framework.skeleton(state)
     views, owners = framework.views(pieces)
     with draft.file(name) as output:
-        written = _WRITERS[framework.name](output, skeleton, views, algorithm=_ALGORITHM)
+        written = WRITERS[framework.name](output, skeleton, views, algorithm=_ALGORITHM)
     del owners
     return entry_of(name, written)
 

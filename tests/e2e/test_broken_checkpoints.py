@@ -50,17 +50,6 @@ def flip(path, at=-200):
     path.write_bytes(data)
 
 
-def saver(launched):
-    """Its pid. It is started beside the first step."""
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        for pid, command in launched.family().items():
-            if "checkpoint.saver" in command:
-                return pid
-        time.sleep(0.01)
-    return pytest.fail(f"there is no saver:\n{launched.text}")
-
-
 def test_the_newest_is_broken(train, training):
     """It is named and put aside, and all ranks go on from the one before; if none is whole, nobody begins from zero."""
     assert train(training, 15).finish() == 0
@@ -113,7 +102,7 @@ def test_the_saver_outlives_the_worker(train, training):
     launched = train(training, 20, "--max-restarts", 2, every=10)
     launched.seen(r"begins at step 0", times=2)
     # Too early for a save.
-    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    os.kill(stopped := launched.saver(), signal.SIGSTOP)
     pids = [int(line.rpartition(" ")[2]) for line in launched.lines if "begins at step 0" in line]
     until_done(training, 10)
     os.kill(pids[1], signal.SIGKILL)
@@ -130,7 +119,7 @@ def test_a_late_save_of_an_older_generation(train, training):
     training.let(10)
     launched = train(training, 20, "--max-restarts", 2, "--checkpoint-wait", 0.5, every=10)
     launched.seen(r"begins at step 0", times=2)
-    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    os.kill(stopped := launched.saver(), signal.SIGSTOP)
     pids = [int(line.rpartition(" ")[2]) for line in launched.lines if "begins at step 0" in line]
     until_done(training, 10)
     os.kill(pids[0], signal.SIGKILL)
@@ -158,7 +147,7 @@ def test_the_launcher_is_killed_in_the_middle_of_a_save(train, training):
     """What it left half done is swept by the next start, at once."""
     launched = train(training, 10**6, step_s=0.0, every=1)
     launched.seen("checkpoint of step 10 is committed")
-    os.kill(stopped := saver(launched), signal.SIGSTOP)
+    os.kill(stopped := launched.saver(), signal.SIGSTOP)
     while not (left := drafts(training.root)):
         # It was between two saves.
         os.kill(stopped, signal.SIGCONT)
@@ -182,7 +171,7 @@ def test_the_saver_is_killed(train, training):
     training.let(10)
     launched = train(training, 30, every=5)
     launched.seen("checkpoint of step 10 is committed")
-    os.kill(saver(launched), signal.SIGKILL)
+    os.kill(launched.saver(), signal.SIGKILL)
     training.let(30)
     assert launched.finish() == 0, launched.text
     assert training.committed()[0] == 30

@@ -94,7 +94,7 @@ def test_a_joiner_that_goes_again(etcd, fleets, tmp_path):
     job.trains_with(training.out, script, *training.args(10**6, 0.01, 100000))
     node = job.start("a")
     job.trains("a", within_s=WITHIN_S)
-    saver = next(pid for pid, command in node.family().items() if "checkpoint.saver" in command)
+    saver = node.saver()
     os.kill(saver, signal.SIGSTOP)
     job.start("b")
     node.seen("all ranks are asked to save: nodes join")

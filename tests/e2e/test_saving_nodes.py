@@ -47,11 +47,6 @@ def fleet(etcd, fleets, script, training, tmp_path):
     return make
 
 
-def saver(node):
-    """The pid of the process that writes a node's checkpoints."""
-    return next(pid for pid, command in node.family().items() if "checkpoint.saver" in command)
-
-
 def reaches(job, training, step):
     """Let the training get there, and wait until all ranks of the last world have."""
     training.let(step)
@@ -78,7 +73,7 @@ class TestTheLeaderDies:
 
     def saves_at(self, job, training, host, step):
         """A save of this step is surely not done: rank 0's part can't be written."""
-        stopped = saver(job.nodes[host])
+        stopped = job.nodes[host].saver()
         os.kill(stopped, signal.SIGSTOP)
         reaches(job, training, step + 5)
         job.until(lambda: is_in_flight(training, step, 1), "the part of rank 1", WITHIN_S)
@@ -194,7 +189,7 @@ def test_a_node_that_leaves_while_workers_hold(fleet, training):
     job.start_in_order("a", "b", launcher=impatient)
     job.trains("a", "b", within_s=WITHIN_S)
     leaver = job.nodes["b"]
-    stopped = saver(leaver)
+    stopped = leaver.saver()
     os.kill(stopped, signal.SIGSTOP)
     job.start("c")
     leaver.seen("workers are asked to save: nodes join")

@@ -99,6 +99,16 @@ class Launched:
                     continue
         return found
 
+    def saver(self) -> int:
+        """The pid of the process that writes checkpoints, which is started beside the first steps."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            for pid, command in self.family().items():
+                if "checkpoint.saver" in command:
+                    return pid
+            time.sleep(0.01)
+        return pytest.fail(f"there is no saver:\n{self.text}")
+
     def gone(self, within_s: float = 10.0) -> None:
         """Wait until no process of the family is left."""
         end = time.monotonic() + within_s
