@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,9 @@ class TorchAdapter:
     signals: tuple[str, ...]
     virtual_local_rank: bool = False
     name: str = "torch"
+    # What lets a worker end well.
+    hook: str | None = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook.py")
     # A store's client that is refused once tries again after more than half a second.
-    hook: str | None = None
     head_start_s: float = 0.05
     # What torch leaves to a script's first use. The constructor of DistributedDataParallel and an optimizer's first
     # step import torch._dynamo: more than a second that a restart need not take, for some 70 MB per standby.
