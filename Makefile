@@ -4,10 +4,16 @@ FRAMEWORK ?= torch
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test check unit lowest demo bench proto clean
+.PHONY: test quiet waits check unit lowest demo bench proto clean
 
+# Two tests at a time: those of several nodes wait more than they work. Then, one by one, those that need idle CPUs, and
+# beside them, one by one, those that leave them idle.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not quiet and not waits'
+	$(MAKE) --no-print-directory --jobs 2 --output-sync quiet waits
+
+quiet waits: $(VENV)/.installed
+	$(BIN)/python -m pytest -m $@
 
 check: $(VENV)/.installed
 	@mkdir -p .mypy/elastic_adapter

@@ -7,6 +7,7 @@ import pytest
 from helpers.etcd_servers import binary, cluster, secured
 from helpers.fleet import Fleet
 
+pytestmark = pytest.mark.waits
 LEASE_S = 5
 # Longer than a lease, so that one that was not renewed has ended by then.
 LONG_ENOUGH_S = LEASE_S + 2.0

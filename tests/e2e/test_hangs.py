@@ -10,7 +10,7 @@ import pytest
 from helpers.fleet import Fleet
 from helpers.frameworks import SCRIPTS
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.quiet]
 WITHIN_S = 90.0
 
 TRAIN = """

@@ -135,6 +135,7 @@ print(f"connections {len(found)} quick {all(found)}", flush=True)
     assert "Retry to connect" not in job.text
 
 
+@pytest.mark.quiet
 def test_only_rank_0_logs_for_all(launch, script):
     """What paddle decides by the rank while it is imported is the same in woken standbys, which have none then."""
     text = """

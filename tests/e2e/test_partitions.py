@@ -19,6 +19,7 @@ from helpers.fleet import HERE, Fleet
 from helpers.hosts import block, hosts, unblock
 from helpers.launched import PATIENCE_S
 
+pytestmark = [pytest.mark.timeout(150), pytest.mark.waits]
 LEASE_S = 2
 # What a lease, etcd's own look at it, and a busy machine may take.
 SOON_S = 20.0

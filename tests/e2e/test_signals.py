@@ -76,6 +76,7 @@ def test_kill_of_the_agent_leaves_nothing(launch, script):
     assert not list(script("", "x").parent.glob("elastic-launch-*"))
 
 
+@pytest.mark.quiet
 def test_kill_of_the_agent_leaves_no_standby(launch, script):
     """Standbys go with the agent, too."""
     path = script("import time; print('up', flush=True); time.sleep(600)")

@@ -3,8 +3,11 @@
 import os
 import signal
 
+import pytest
+
 from elastic_adapter.core.processes import STACKS_FD, STACKS_SIGNAL
 
+pytestmark = pytest.mark.quiet
 TORCH = ("--framework", "torch", "--nproc-per-node", "2", "--max-restarts", "2")
 
 TRAIN = """

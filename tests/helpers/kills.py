@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from elastic_adapter.core.checkpoint.manifest import is_temporary
-from elastic_adapter.core.checkpoint.store import Checkpoint, Store
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store
 from helpers.frameworks import imported
 
 CHECKPOINTERS = {
@@ -313,6 +313,9 @@ def check(root: Path, committed: int, told: Told) -> None:
     """What is there, seen by somebody who changes nothing. Who deletes meanwhile is allowed to."""
     store = Store(root)
     found = list(store.newest_first())
+    while any(isinstance(each, Broken) and not each.path.exists() for each in found):
+        # Deleted since the folder was listed: there are newer ones by now.
+        found = list(store.newest_first())
     for each in found:
         why = store.trouble(each) if isinstance(each, Checkpoint) else each.why
         if why and each.path.exists():
