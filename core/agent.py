@@ -83,6 +83,8 @@ _PORTS_OFFERED = 2
 # How long a node that was told to go waits for the leader's answer; and how long when it is told again.
 _UNANSWERED_S = 10.0
 _INSISTING_S = 1.0
+# How long the end waits until what nothing came of is removed. What is left then, the next start removes.
+_TIDIED_S = 5.0
 # How long a node that failed its health check waits for the leader's answer.
 _UNFIT_S = 2.0
 # What a worker that hangs gets between the signal and SIGKILL, at most: it will hardly handle the signal.
@@ -231,6 +233,7 @@ class Agent:
                 self._take_word(incident)
             case Halt(outcome=outcome):
                 await self._halt(outcome)
+                await first_of(self._hurry.wait(), self._desk.tidied(), within_s=_TIDIED_S)
                 return outcome
             case WorkerEnded(worker=worker):
                 await self._report_exit(worker)
@@ -551,6 +554,7 @@ class Agent:
     async def _report_exit(self, worker: Worker) -> None:
         if worker not in self._workers:
             return
+        await self._hear_last_words()
         exit = await self._starter.account(worker, worker.process.exited.result())
         if not exit.ok:
             if self._failed_at is None:
@@ -558,6 +562,12 @@ class Agent:
             log.warning("rank %d (pid %d) %s", exit.rank, exit.pid, exit.how)
         self._exits.append(exit)
         await self._session.report(WorkerExited(exit))
+
+    async def _hear_last_words(self) -> None:
+        """Report first what workers had said when they ended: the leader is to know which checkpoint comes."""
+        self._board.drain()
+        # What is reported beside is on its way when all that was begun has had its turn.
+        await asyncio.sleep(0)
 
     async def _report_not_started(self, seat: Seat, error: SpawnFailed) -> None:
         """A program that can't be executed counts as a worker that failed, with the shell's code for it."""
@@ -599,6 +609,7 @@ class Agent:
             await asyncio.gather(*(worker.process.exited for worker in stubborn))
         self._ending = []
         await self._guard.sweep()
+        await self._hear_last_words()
         for worker in workers:
             worker.process.channel.drain()
             worker.process.channel.close()

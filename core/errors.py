@@ -65,3 +65,8 @@ def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raises UserError where a setting is none of the words that it can be."""
     if value not in known:
         raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def in_one_line(error: BaseException) -> str:
+    """The words of somebody else's error, as part of a line of ours."""
+    return " ".join(str(error).split())

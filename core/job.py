@@ -247,10 +247,13 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
             job = without_member(job, node)
         case MemberLeaving(node=node) if job.member(node) is None:
             return job, ()
-        case MemberLeaving(signal=number) | StopRequested(signal=number):
-            # Where the wait is for the sake of who asked for the end, others who do so change nothing.
-            waits = isinstance(phase.outcome, Stopped) and number not in _IN_A_HURRY
-            return (job, ()) if waits else _conclude(job, phase.outcome)
+        case MemberLeaving(signal=number) | StopRequested(signal=number) if number in _IN_A_HURRY:
+            return _conclude(job, phase.outcome)
+        case MemberLeaving(node=node) | StopRequested(node=node):
+            # Whoever is told to go has that much time, and no more.
+            phase = replace(phase, until=min(phase.until, now + job.config.drain_s))
+            job = replace(job, phase=phase)
+            commands = _send_to(job, (node,), Wait(_closing_words(job))) if now < phase.until else ()
         case (
             CheckpointerOpened()
             | CheckpointerClosed()
@@ -926,6 +929,23 @@ def _time_passed_while_running(job: Job, phase: Running, world: World, now: floa
     change = _planned(job, phase, now)
     if change is not None and (waiting := _save_first(job, phase, change, now)) is not None:
         return waiting
+    told = () if change is None else _without_checkpoint(job, phase, now)
+    after, commands = _change_or_judge(job, phase, world, change, now)
+    return after, (*told, *commands)
+
+
+def _without_checkpoint(job: Job, phase: Running, now: float) -> tuple[Command, ...]:
+    """What is lost with a change that goes ahead, though all ranks were asked to save."""
+    parting = phase.parting
+    if parting is None or parting.over or parting.hear_until is not None or now < parting.until:
+        return ()
+    if in_flight(job) is not None:
+        return ()
+    words = f"no checkpoint: not all ranks have saved within the {job.config.drain_s:g} s of --drain-timeout"
+    return (Tell(words, "checkpoint", bad=True),)
+
+
+def _change_or_judge(job: Job, phase: Running, world: World, change: str | None, now: float) -> Step:
     if phase.stop is not None and change is not None:
         return _finish(job, Stopped(change, phase.stop.signal), now)
     if phase.leaving and (change is not None or phase.exits):

@@ -37,7 +37,7 @@ class Save:
     uri: str = ""
     # Until when all ranks have to have staged their parts; None: they have.
     staged_by: float | None = None
-    # When the ledger is asked again, after it could not be reached.
+    # When the ledger is asked again, after it could not be reached, or is taking another one.
     enter_at: float | None = None
 
     @property

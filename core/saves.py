@@ -340,7 +340,7 @@ def _enter(job: Job, save: Save, now: float) -> Step:
     assert world is not None
     save = replace(save, stage=Stage.ENTERING, enter_at=None)
     if any(each.is_entering and each.step != save.step for each in job.saves.under_way):
-        # One after the other: what the ledger is to hold then is not known yet.
+        # One after the other: what the ledger is to hold then is not known before it answers.
         return replace(job, saves=job.saves.with_save(replace(save, enter_at=now + _AGAIN_S))), ()
     job = replace(job, saves=job.saves.with_save(save))
     return job, (Enter(world.generation, save.step, _with_entry(job, save)),)
@@ -364,8 +364,12 @@ def _entered(job: Job, event: CheckpointEntered, world: World, now: float) -> St
     late = tuple(each.step for each in saves.under_way if each.step < save.step and each.stage is not Stage.PUBLISHING)
     why = f"there is a later one, of step {save.step}"
     job = replace(job, saves=saves.without(*late, why=why), checkpoints=_with_entry(job, save))
-    drops = (each for step in late for each in _to(job, world.nodes, Drop(world.generation, step, why)))
-    return job, (*drops, *_to_host(job, world, Publish(world.generation, save.step)))
+    drops = tuple(each for step in late for each in _to(job, world.nodes, Drop(world.generation, step, why)))
+    publish = _to_host(job, world, Publish(world.generation, save.step))
+    # Those that waited for this answer come in their order, so that none of them is overtaken.
+    waiting = next((each for each in job.saves.under_way if each.enter_at is not None), None)
+    job, enter = _enter(job, waiting, now) if waiting is not None else (job, ())
+    return job, (*drops, *publish, *enter)
 
 
 def _published(job: Job, event: CheckpointPublished, world: World) -> Step:

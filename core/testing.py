@@ -417,8 +417,6 @@ class Referee:
             case MemberSilent(node=node) if node in self.present:
                 del self.present[node]
                 self.absent |= {node} & set(self.worlds[-1].nodes if self.worlds else ())
-                # When it is back, it asks again.
-                self.leaving -= {node} if isinstance(before.phase, Holding) else set()
             case MemberReady(node=node) if node in self.present:
                 self.present[node] = replace(self.present[node], warm=True)
             case MemberLeaving(node=node) if node in self.present:
@@ -429,6 +427,8 @@ class Referee:
                 self._note_check(event, after)
             case _:
                 pass
+        # Who is silent then asks again when it is back.
+        self.leaving -= self.absent if isinstance(after.phase, Holding) else set()
         self._note_departed(commands)
 
     def _note_departed(self, commands: tuple[Command, ...]) -> None:
@@ -489,7 +489,7 @@ class Referee:
 
     def _note_blame(self, before: Job, event: Event, after: Job, commands: tuple[Command, ...]) -> None:
         """Who is excluded, and who is checked: only somebody on whom a worker just failed."""
-        if isinstance(event, NodeCleared):
+        if isinstance(event, NodeCleared) and not isinstance(before.phase, Closing):
             self.excluded.discard(event.node)
         newly = after.history.kept_out - self.excluded
         blamed = {failure.node for failure in after.history.failures[-1:]} if after.history != before.history else set()
@@ -653,7 +653,8 @@ class Referee:
         expected = self._expected(before, event, after, committed(commands))
         for kind, nodes in expected.items():
             _require(sorted(told[kind]) == sorted(nodes), f"{kind.__name__} goes to {sorted(nodes)}, once each")
-        _require(len(set(told[Explain])) == len(told[Explain]), "a story is told once")
+        stories = [(node, each.verdict.generation) for node, each in directives if isinstance(each, Explain)]
+        _require(len(set(stories)) == len(stories), "a story is told once")
         if isinstance(after.phase, Finished):
             _require(self.present.keys() <= set(told[Halt]), "at the end everybody present is told")
         else:
@@ -715,6 +716,8 @@ class Referee:
             known = before.phase.leaving if isinstance(before.phase, Holding) else ()
             waiting = [each.node for each in after.phase.leaving if each not in known]
         if isinstance(event, MemberLeaving | StopRequested):
+            if isinstance(before.phase, Closing) and isinstance(after.phase, Closing):
+                return [event.node] if event.node in self.present else []
             return self._answered(before, event, after) or waiting
         if not isinstance(event, MemberJoined) or event.member.node not in self.present:
             return waiting
@@ -767,7 +770,7 @@ class Referee:
             due = deadline(after)
             saving |= isinstance(after.phase, Holding) and bool(after.phase.leaving)
             # Of several things that are due, each has its turn.
-            saving |= self.clerk.is_in_flight(self.present) and due is not None and due <= now
+            saving |= due is not None and due <= now
             _require(
                 quiet or doubt or saving or not able, "a job that lacks nothing waits for nothing but the quiet time"
             )
@@ -1090,6 +1093,7 @@ class Clerk:
         for command in commands:
             if isinstance(command, Enter):
                 self._check_enter(command)
+        self._check_next_entry(before, event, after)
         worlds = (before.world, after.world)
         told = [(node, directive) for node, directive in sent(commands) if isinstance(directive, SaveDirective)]
         for _, directive in told:
@@ -1102,11 +1106,11 @@ class Clerk:
             self._check_last_words(before, event, told, referee)
         self._check_orders(event, told, referee, same=same)
         self._check_resume(event, after, told, referee, same=same)
-        self._check_asks(before, told, now, referee)
+        self._check_asks(before, event, told, now, referee)
         self._check_change(before, event, after, referee)
         self._check_end(before, event, now, after, referee)
         if same and isinstance(after.phase, Running):
-            self._check_patience(event, now, after)
+            self._check_patience(before, event, now, after)
         else:
             self.held_at = self.asked_at = self.pressed_at = None
         due = deadline(after)
@@ -1124,6 +1128,13 @@ class Clerk:
         _require(not self.entering, "the ledger is asked to take one after the other")
         _require(enter.checkpoints == self._with_entry(enter.step), "the newest is put before the others")
         self.entering.add(enter.step)
+
+    def _check_next_entry(self, before: Job, event: Event, after: Job) -> None:
+        """What was ready while the ledger took another one is not overtaken by what is ready later."""
+        if isinstance(event, CheckpointEntered) and event.entered and after.world == before.world:
+            waiting = [step for step in self.prepared if step not in self.entered]
+            fine = not waiting or isinstance(after.phase, Finished) or min(waiting) in self.entering
+            _require(fine, "the ledger takes the next one when it has taken one")
 
     def _note_late(self, now: float, after: Job) -> None:
         """What is given up because parts of it do not come: there may be nobody here to be told."""
@@ -1202,7 +1213,7 @@ class Clerk:
             here = set()
         _require(told.keys() == here, f"{sorted(here)} are told what they go on from")
 
-    def _check_asks(self, before: Job, told: _Told, now: float, referee: Referee) -> None:
+    def _check_asks(self, before: Job, event: Event, told: _Told, now: float, referee: Referee) -> None:
         world = before.world
         if not told or world is None:
             return
@@ -1211,9 +1222,10 @@ class Clerk:
             if isinstance(directive, Pause | SaveAt):
                 groups.setdefault(directive, []).append(node)
         here = {node for node in world.nodes if node in referee.present}
+        back = {event.member.node} if isinstance(event, MemberJoined) else set[str]()
         for directive, nodes in groups.items():
-            # Some may be told and then be allowed to leave.
-            fine = len(set(nodes)) == len(nodes) and here <= set(nodes) <= here | set(before.nodes)
+            # Some may be told and then be allowed to leave, also one that has just come back.
+            fine = len(set(nodes)) == len(nodes) and here <= set(nodes) <= here | set(before.nodes) | back
             _require(fine, f"{directive} goes to {sorted(here)}, once each")
             if world != self.world:
                 # It is over already.
@@ -1252,12 +1264,15 @@ class Clerk:
         if planned and ended and able:
             _require(asked, "all ranks are asked to save before a planned change")
 
-    def _check_patience(self, event: Event, now: float, after: Job) -> None:
+    def _check_patience(self, before: Job, event: Event, now: float, after: Job) -> None:
         """Nobody is left waiting: for an answer, for a checkpoint that does not come, for a change nobody wants."""
         phase = after.phase
         assert isinstance(phase, Running)
         due = deadline(after)
         here = set(after.nodes) & set(self.world.nodes if self.world is not None else ())
+        if after.saves.ask is None and not set(self.world.nodes if self.world is not None else ()) & set(before.nodes):
+            # There was nobody to be told that it is called off.
+            self.asked_at = None
         if self.asked_at is not None:
             later = [ranks for step, ranks in self.staged.items() if self.save_at is not None and step >= self.save_at]
             gone = set(range(self.world.world_size if self.world is not None else 0)) - self.savers
@@ -1269,7 +1284,8 @@ class Clerk:
             self.asked_at = None if late else self.asked_at
         if phase.stop is not None or (phase.leave_at is not None and now >= phase.leave_at):
             self.pressed_at = now if self.pressed_at is None else self.pressed_at
-            in_time = due is not None and due <= self.pressed_at + self.config.drain_s
+            # The shell may ask late, and be told what is due by then.
+            in_time = due is not None and due <= max(self.pressed_at + self.config.drain_s, now)
             _require(in_time, "a leave, or the end, is not kept waiting for a checkpoint for long")
         if self.held_at is None or not here:
             # Who has no stream lets its workers go.
@@ -1299,7 +1315,9 @@ class Clerk:
                 _require(saving and now < until, "an end waits for nothing but a checkpoint")
                 _require(self.over_at is not None and deadline(after) is not None, "an end does not wait for ever")
                 if isinstance(before.phase, Closing):
-                    fine = until == before.phase.until
+                    asked = isinstance(event, MemberLeaving) and event.node in before.nodes
+                    asked |= isinstance(event, StopRequested)
+                    fine = until == min(before.phase.until, now + self.config.drain_s if asked else before.phase.until)
                 elif isinstance(outcome, Stopped):
                     fine = until <= self._leave_by(before, now)
                 else:
@@ -1310,10 +1328,10 @@ class Clerk:
             case Finished() if not isinstance(before.phase, Closing):
                 late = now >= self._leave_by(before, now)
                 _require(hurried or not saving or late, "an end waits for a checkpoint")
-            case Finished(outcome=outcome):
-                asked = isinstance(event, MemberLeaving | StopRequested) and not isinstance(outcome, Stopped)
+            case Finished():
                 over = isinstance(before.phase, Closing) and now >= before.phase.until
-                _require(hurried or asked or over or not saving, "an end waits for a checkpoint")
+                over |= isinstance(event, MemberLeaving | StopRequested) and not self.config.drain_s
+                _require(hurried or over or not saving, "an end waits for a checkpoint")
             case _:
                 pass
 

@@ -23,11 +23,10 @@ from elastic_adapter.core.checkpoint.manifest import (
     Manifest,
     folder_name,
     is_quarantined,
-    manifest_from_bytes,
     parse_draft,
     parse_folder,
 )
-from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store, is_unread, look_at
+from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store, is_unread, look_at, read_manifest
 from elastic_adapter.core.checkpoint.writers import PRUNED
 from elastic_adapter.core.errors import UserError
 
@@ -193,18 +192,29 @@ def _kind(name: str) -> tuple[str, tuple[int, int]] | None:
 
 def _look(root: Path, only: str | None) -> tuple[Seen, ...]:
     """Everything of ours below the folder, the newest first. What is deleted meanwhile is not there."""
-    try:
-        names = os.listdir(root) if only is None else [only]
-    except OSError as error:
-        raise UserError(f"{shown(str(root))}: the folder can't be read: {error.strerror}") from error
-    found = [each for name in names if (each := _seen(root / name, named=only is not None)) is not None]
-    return tuple(sorted(found, key=lambda each: (each.step, each.generation, each.path.name), reverse=True))
+    if only is not None:
+        return tuple(filter(None, (_seen(root / only, named=True),)))
+    while True:
+        try:
+            names = os.listdir(root)
+        except OSError as error:
+            raise UserError(f"{shown(str(root))}: the folder can't be read: {error.strerror}") from error
+        found = [each for name in names if (each := _seen(root / name)) is not None]
+        if any(map(_is_finished, names)) and not any(_is_finished(each.path.name) for each in found):
+            # All were deleted while they were looked at, because there are newer ones.
+            continue
+        return tuple(sorted(found, key=lambda each: (each.step, each.generation, each.path.name), reverse=True))
+
+
+def _is_finished(name: str) -> bool:
+    kind = _kind(name)
+    return kind is not None and kind[0] == COMPLETE
 
 
 def _by_manifest(path: Path) -> tuple[str, tuple[int, int]]:
     """As ``_kind``, of a checkpoint that is called otherwise: by ``save_checkpoint``, or because it was renamed."""
     try:
-        manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
+        manifest = read_manifest(path)
     except (OSError, BadManifest):
         return COMPLETE, (0, 0)
     return COMPLETE, (manifest.step, manifest.generation)

@@ -156,7 +156,7 @@ async def _run(
     run = [own_token()]
     desk = SaveDesk(SaverProcess(guard, output), saves, shared, job=plan.job.job_id, run=lambda: run[-1])
     board.hear, board.gone = desk.hear, desk.gone
-    await board.open()
+    board.open()
     check = plan.health_check
     health = HealthCheck(guard, output, check.text, check.within_s, plan.node.node) if check is not None else None
     witness = Witness(StackDumper(guard, find_py_spy()), plan.job.job_id, logs or _worker_log_folder(plan))

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_adapter.adapters.paddlepaddle.checkpoint import Checkpointer, load_checkpoint, save_checkpoint
+    from elastic_adapter.adapters.paddlepaddle.checkpoint import (
+        Checkpointer,
+        NotSaved,
+        load_checkpoint,
+        save_checkpoint,
+    )
     from elastic_adapter.core.checkpoint.sampler import ElasticBatchSampler, ElasticSampler
 
-__all__ = ["Checkpointer", "ElasticBatchSampler", "ElasticSampler", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpointer", "ElasticBatchSampler", "ElasticSampler", "NotSaved", "load_checkpoint", "save_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +13,19 @@ from elastic_adapter.core.checkpoint import checkpointer, paddlestate, single
 from elastic_adapter.core.checkpoint.files import Expected, Skeleton, copy_memory, memory
 from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.checkpoint.paddlefile import TensorRef, read_paddle
-from elastic_adapter.core.checkpoint.trees import leaves
-from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.checkpoint.trees import join, leaves
+from elastic_adapter.core.errors import UserError, in_one_line
 
 log = logging.getLogger(__name__)
 
 # Of an optimizer's state: what is no tensor of a parameter.
 _SCHEDULE = "LR_Scheduler"
 _MASTERS = "master_weights"
+# How names of numbers end that belong to a tensor, where that is kept in few bits.
+_SCALE = ".SCALE_VALUE"
+# Of a generator of random numbers: how many there are in its state, and about how many digits that may have.
+_KEYS = 312
+_LONGEST_STATE = 10_000
 
 
 class PaddleGroup:
@@ -51,6 +56,7 @@ class Paddle:
     def __init__(self) -> None:
         # By name: what the launcher imports of this package must not import paddle.
         self._paddle: Any = import_module("paddle")
+        self._ndarray: Any = import_module("numpy").ndarray
         self.group: Group = PaddleGroup(self._paddle)
 
     def rank_file(self, rank: int) -> str:
@@ -70,7 +76,7 @@ class Paddle:
 
     def views(self, pieces: Sequence[Any]) -> tuple[list[memoryview], object]:
         local = [_local(piece) for piece in pieces]
-        return [memory(_address(piece), _nbytes(piece)) for piece in local], local
+        return [memory(_address(piece), paddlestate.nbytes_of(piece)) for piece in local], local
 
     def model_state(self, model: Any) -> Any:
         return self._unwrapped(model).state_dict()
@@ -81,7 +87,7 @@ class Paddle:
         Nor is a layer passed over that has a way of its own to load a state.
         """
         layer = self._unwrapped(model)
-        if not str(getattr(layer.set_state_dict, "__module__", "")).startswith("paddle.nn."):
+        if not _loads_plainly(layer):
             return None
         own = {id(each) for each in (*layer.parameters(), *layer.buffers())}
         state = {name: each for name, each in layer.state_dict().items() if isinstance(each, self._paddle.Tensor)}
@@ -95,33 +101,56 @@ class Paddle:
             raise UserError(f"the model does not take this state: it has no {', '.join(wrong[:3])}")
         if wrong := [name for name in state if name not in here]:
             raise UserError(f"the model does not take this state: it has no place for {', '.join(map(str, wrong[:3]))}")
+        self._check_model(layer, state)
         for name, each in here.items():
             if hasattr(state[name], "shape") and tuple(state[name].shape) != tuple(each.shape):
                 shapes = f"{list(state[name].shape)} there, {list(each.shape)} here"
                 raise UserError(f"the model does not take this state: {name} has the shape {shapes}")
-        layer.set_state_dict(dict(state))
+        try:
+            layer.set_state_dict({name: self._as(here[name], value) for name, value in state.items()})
+        except (AssertionError, ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"the model does not take this state: {in_one_line(error)}") from error
 
     def set_rest(self, model: Any, state: Mapping[str, Any]) -> None:
-        self._unwrapped(model).set_state_dict({**self._unwrapped(model).state_dict(), **state})
+        layer = self._unwrapped(model)
+        self._check_model(layer, state)
+        layer.set_state_dict({**layer.state_dict(), **state})
 
     def set_optimizer(self, optimizer: Any, state: Any, renamed: Mapping[str, str]) -> None:
         """Paddle knows the tensors of a state by the names of parameters, which depend on what was made before them."""
         if not isinstance(state, Mapping):
-            raise UserError(f"it is no dict, but a value of the type {type(state).__name__}")
+            kind = type(state).__name__
+            raise UserError(f"the optimizer does not take this state: it is no dict, but a value of the type {kind}")
+        if others := [key for key in state if not isinstance(key, str)]:
+            raise UserError(f"the optimizer does not take this state: {others[0]!r} is no name of a parameter's tensor")
+        _check_masters(state)
         named = _with_names(state, renamed)
+        self._check_optimizer(optimizer, named)
+        if not renamed:
+            _check_names(optimizer, named)
+        if lost := _of_others(optimizer, named):
+            words = f"it is of another kind of optimizer: {type(optimizer).__name__} has no use for {', '.join(lost)}"
+            raise UserError(f"the optimizer does not take this state: {words}")
         if lost := _strangers(optimizer, named):
             log.warning("the optimizer has no parameter of %s: what was kept for it is not restored", ", ".join(lost))
         try:
             optimizer.set_state_dict(named)
-        except (AssertionError, ValueError, KeyError, TypeError) as error:
-            raise UserError(" ".join(str(error).split())) from error
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise UserError(f"the optimizer does not take this state: {in_one_line(error)}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            words = f"it is of another form ({type(error).__name__}: {in_one_line(error)})"
+            raise UserError(f"the optimizer does not take this state: {words}") from error
+
+    def check(self, thing: Any, state: Any) -> None:
+        """A model of averages is loaded like any other."""
+        layer = self._unwrapped(thing)
+        if isinstance(layer, self._paddle.nn.Layer) and isinstance(state, Mapping):
+            self._check_model(layer, state)
+        elif isinstance(thing, self._paddle.optimizer.Optimizer) and isinstance(state, Mapping):
+            self._check_optimizer(thing, state)
 
     def renamed(self, path: str, models: Mapping[str, Any]) -> dict[str, str]:
-        found = {
-            name: ref.name
-            for name, ref in leaves(path, read_paddle(path).state)
-            if isinstance(ref, TensorRef) and ref.name
-        }
+        found = {name: ref.name for name, ref in leaves(path, read_paddle(path).state, TensorRef) if ref.name}
         here = {
             f"{begin}{name}": each.name
             for begin, model in models.items()
@@ -142,17 +171,75 @@ class Paddle:
         return found
 
     def set_rng(self, state: Any) -> None:
-        kind = type(self._paddle.get_rng_state("cpu")[0])
-        self._paddle.set_rng_state(_states(kind, state["cpu"]), "cpu")
-        if "device" in state:
-            if self._paddle.get_device().startswith("cpu"):
-                raise ValueError("they were saved on a GPU, and there is none here")
-            self._paddle.set_rng_state(_states(kind, state["device"]))
+        if not isinstance(state, Mapping) or "cpu" not in state:
+            raise ValueError("what was saved for paddle is no state of its generators")
+        if "device" in state and self._paddle.get_device().startswith("cpu"):
+            raise ValueError("they were saved on a GPU, and there is none here")
+        cpu = _states(self._paddle.get_rng_state("cpu"), state["cpu"])
+        device = _states(self._paddle.get_rng_state(), state["device"]) if "device" in state else None
+        self._paddle.set_rng_state(cpu, "cpu")
+        if device is not None:
+            self._paddle.set_rng_state(device)
+
+    def _as(self, tensor: Any, value: Any) -> Any:
+        """A value in the type of the tensor that takes it: paddle itself does not convert."""
+        if not self._is_tensor(value) or not isinstance(tensor, self._paddle.Tensor):
+            return value
+        found = value if isinstance(value, self._paddle.Tensor) else self._paddle.to_tensor(value)
+        return paddlestate.converted(found, paddlestate.dtype_of(tensor))
+
+    def _check_model(self, layer: Any, state: Mapping[str, Any]) -> None:
+        """Where the model has a tensor, the state has one: of a dict paddle makes a vocabulary, which may abort it."""
+        here = layer.state_dict()
+        if _loads_plainly(layer):
+            # What hooks make of a tensor is not what is filled.
+            here = {**here, **layer.state_dict(use_hook=False)}
+        for name, each in here.items():
+            if name in state and hasattr(each, "shape") and not self._is_tensor(state[name]):
+                kind = type(state[name]).__name__
+                raise UserError(f"the model does not take this state: {name} is no tensor, but of the type {kind}")
+
+    def _check_optimizer(self, optimizer: Any, state: Mapping[str, Any]) -> None:
+        """Where the optimizer has a tensor, or will have one with its next step, the state has one.
+
+        That step makes a vocabulary of a dict as well, and takes a master weight for as large as its parameter.
+        """
+        _check_masters(state)
+        parameters = _parameters(optimizer)
+        begins = tuple(f"{name}_" for name in parameters)
+        for name, value in self._no_tensors(state, optimizer.state_dict(), begins):
+            kind = type(value).__name__
+            raise UserError(f"the optimizer does not take this state: {name} is no tensor, but of the type {kind}")
+        for name, value in state.get(_MASTERS, {}).items():
+            if name in parameters and list(value.shape) != list(parameters[name].shape):
+                shapes = f"{list(value.shape)} there, {list(parameters[name].shape)} here"
+                words = f"{join(_MASTERS, name)} has the shape {shapes}"
+                raise UserError(f"the optimizer does not take this state: {words}")
+
+    def _no_tensors(
+        self, state: Mapping[Any, Any], here: Mapping[Any, Any], begins: tuple[str, ...], where: str = ""
+    ) -> Iterator[tuple[str, Any]]:
+        """What is no tensor where one belongs, by its name. A schedule is made of plain values, and so are scales."""
+        for key, value in state.items():
+            name, own = join(where, key), here.get(key)
+            if key == _SCHEDULE or self._is_tensor(value):
+                continue
+            is_accumulator = isinstance(key, str) and key.startswith(begins) and not key.endswith(_SCALE)
+            if where == _MASTERS or is_accumulator or isinstance(own, self._paddle.Tensor):
+                yield name, value
+            elif isinstance(value, Mapping) and (isinstance(own, Mapping) or name == _MASTERS):
+                yield from self._no_tensors(value, own if isinstance(own, Mapping) else {}, begins, name)
+
+    def _is_tensor(self, value: Any) -> bool:
+        return isinstance(value, self._paddle.Tensor | self._ndarray)
 
     def _unwrapped(self, model: Any) -> Any:
         while isinstance(model, self._paddle.DataParallel):
             model = model._layers  # noqa: SLF001
         return model
+
+
+NotSaved = checkpointer.NotSaved
 
 
 class Checkpointer(checkpointer.Checkpointer):
@@ -186,6 +273,12 @@ def load_checkpoint(
     return single.load(Paddle(), path, single.things(model, optimizer, scheduler, {}), trusted=trusted)
 
 
+def _check_masters(state: Mapping[str, Any]) -> None:
+    if not isinstance(masters := state.get(_MASTERS, {}), Mapping):
+        kind = type(masters).__name__
+        raise UserError(f"the optimizer does not take this state: {_MASTERS} is no dict, but of the type {kind}")
+
+
 def _with_names(state: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
     """An optimizer's state in terms of what parameters are called now. Those outside of the model keep their names."""
     if all(then == now for then, now in renamed.items()):
@@ -197,7 +290,10 @@ def _with_names(state: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[st
         elif key == _MASTERS:
             found[key] = {renamed.get(name, name): each for name, each in value.items()}
         elif (name := _with_name(key, renamed)) in found:
-            raise UserError(f"two parameters are called {name} now: one of them is no parameter of the model")
+            raise UserError(
+                "the optimizer does not take this state: "
+                f"two parameters are called {name} now: one of them is no parameter of the model"
+            )
         else:
             found[name] = value
     return found
@@ -214,12 +310,47 @@ def _with_name(key: str, renamed: Mapping[str, str]) -> str:
 
 def _strangers(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
     """Some keys of a state that belong to no parameter of the optimizer, which would not say so."""
-    groups = getattr(optimizer, "_parameter_list", None) or ()
-    parameters = [each for group in groups for each in (group["params"] if isinstance(group, dict) else (group,))]
-    if not parameters:
+    begins = tuple(f"{name}_" for name in _parameters(optimizer))
+    if not begins:
         return []
-    begins = tuple(f"{each.name}_" for each in parameters)
     return [key for key, value in state.items() if hasattr(value, "shape") and not key.startswith(begins)][:3]
+
+
+def _of_others(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
+    """Some keys that no optimizer of this kind has: paddle drops them, or fails in the next step."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("paddle.optimizer."):
+        return []
+    kept = tuple(f"{getattr(kind, name)}_" for name in dir(kind) if name.endswith("_acc_str"))
+    ends = {f"{name}_": len(name) + 1 for name in _parameters(optimizer)}
+    found = {key: max((end for begin, end in ends.items() if key.startswith(begin)), default=0) for key in state}
+    return [key for key, end in found.items() if end and not key[end:].startswith(kept)][:3]
+
+
+def _check_names(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Where only names tell what a state belongs to, some have to be known here: else nothing of it is restored."""
+    parameters = _parameters(optimizer)
+    keys = [key for key in state if key not in (_SCHEDULE, _MASTERS)]
+    if not parameters or not keys:
+        return
+    begins, own = tuple(f"{name}_" for name in parameters), optimizer.state_dict()
+    if not any(key.startswith(begins) or key in own for key in keys):
+        raise UserError(
+            f"the optimizer does not take this state: it has {', '.join(keys[:3])}, and nothing of any parameter that "
+            f"the optimizer has, such as {next(iter(parameters))}"
+        )
+
+
+def _parameters(optimizer: Any) -> dict[str, Any]:
+    """The optimizer's parameters, by what they are called; none where it does not tell."""
+    groups = getattr(optimizer, "_parameter_list", None) or ()
+    lists = (group["params"] if isinstance(group, dict) else (group,) for group in groups)
+    return {each.name: each for parameters in lists for each in parameters}
+
+
+def _loads_plainly(layer: Any) -> bool:
+    """Whether it has no way of its own to load a state."""
+    return str(getattr(layer.set_state_dict, "__module__", "")).startswith("paddle.nn.")
 
 
 def _plain(states: Sequence[Any]) -> list[list[Any]]:
@@ -227,13 +358,33 @@ def _plain(states: Sequence[Any]) -> list[list[Any]]:
     return [[*numbers, bytes(text).decode("latin1")] for *numbers, text in (each.__getstate__() for each in states)]
 
 
-def _states(kind: Any, plain: Sequence[Sequence[Any]]) -> list[Any]:
-    made = []
-    for *numbers, text in plain:
-        state = kind.__new__(kind)
-        state.__setstate__((*numbers, list(text.encode("latin1"))))
-        made.append(state)
-    return made
+def _states(here: Sequence[Any], plain: Any) -> list[Any]:
+    """States of generators such as these, of what was made of some. Raises ValueError where that is something else."""
+    if not isinstance(plain, list | tuple) or len(plain) != len(here):
+        raise ValueError(f"what was saved for paddle is not of {len(here)} generators")
+    return [_generator_state(*each) for each in zip(here, plain, strict=True)]
+
+
+def _generator_state(here: Any, plain: Any) -> Any:
+    match plain:
+        case [int() as device, int() as seed, int() as offset, str() as text]:
+            fine = device == here.__getstate__()[0] and 0 <= seed < 1 << 64 and 0 <= offset < 1 << 64
+            if fine and _is_twister(text):
+                kind: Any = type(here)
+                state = kind.__new__(kind)
+                state.__setstate__((device, seed, offset, list(text.encode("latin1"))))
+                return state
+    raise ValueError("what was saved for paddle is no state of its generators")
+
+
+def _is_twister(text: str) -> bool:
+    """Whether this is how a Mersenne Twister of 64 bits is written down: its numbers, and how many have been used.
+
+    Paddle does not look at the last one, and reads whatever is there in memory.
+    """
+    *keys, at = text.split(" ") if len(text) < _LONGEST_STATE else [""]
+    numbers = [int(each) for each in (*keys, at) if each.isascii() and each.isdecimal()]
+    return len(numbers) == len(keys) + 1 == _KEYS + 1 and max(numbers) < 1 << 64 and numbers[-1] <= _KEYS
 
 
 def _local(piece: Any) -> Any:
@@ -243,7 +394,3 @@ def _local(piece: Any) -> Any:
 
 def _address(piece: Any) -> int:
     return int(piece.ctypes.data if hasattr(piece, "ctypes") else piece.data_ptr())
-
-
-def _nbytes(piece: Any) -> int:
-    return int(piece.nbytes if hasattr(piece, "ctypes") else piece.numel() * piece.element_size())

@@ -11,7 +11,10 @@ from typing import Any
 from elastic_adapter.core.checkpoint import checkpointer, single, torchstate
 from elastic_adapter.core.checkpoint.files import Expected, Skeleton, copy_memory, memory
 from elastic_adapter.core.checkpoint.framework import Group
-from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.errors import UserError, in_one_line
+
+# What optimizers of torch keep in the shape of the parameter that it is for.
+_LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
 
 
 class TorchGroup:
@@ -78,22 +81,33 @@ class Torch:
         own = {_storage(each) for each in (*module.parameters(), *module.buffers())}
         if any(each.is_meta for each in state.values()):
             raise UserError("the model is on the device meta, which holds no values: move it with to_empty() first")
-        return state if all(_storage(each) in own for each in state.values()) else None
+        return state if all(_storage(each) in own and not _is_spread(each) for each in state.values()) else None
 
     def set_model(self, model: Any, state: Mapping[str, Any]) -> None:
         try:
             self._unwrapped(model).load_state_dict(state)
-        except (RuntimeError, KeyError, TypeError) as error:
-            raise UserError(f"the model does not take this state: {_line(error)}") from error
+        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"the model does not take this state: {in_one_line(error)}") from error
 
     def set_rest(self, model: Any, state: Mapping[str, Any]) -> None:
         self._unwrapped(model).load_state_dict(state, strict=False)
 
     def set_optimizer(self, optimizer: Any, state: Any, renamed: Mapping[str, str]) -> None:  # noqa: ARG002
+        settings = _settings(optimizer)
         try:
             optimizer.load_state_dict(state)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise UserError(_line(error)) from error
+        except KeyError as error:
+            raise UserError(f"the optimizer does not take this state: it has no {error}") from error
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"the optimizer does not take this state: {in_one_line(error)}") from error
+        except (TypeError, AttributeError, IndexError) as error:
+            words = f"it is of another form ({type(error).__name__}: {in_one_line(error)})"
+            raise UserError(f"the optimizer does not take this state: {words}") from error
+        if why := _taken_amiss(optimizer, settings):
+            raise UserError(f"the optimizer does not take this state: {why}")
+
+    def check(self, thing: Any, state: Any) -> None:
+        """Whatever is wrong, torch raises an error of it."""
 
     def renamed(self, path: str, models: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002
         """An optimizer of torch counts its parameters, whatever they are called."""
@@ -113,10 +127,19 @@ class Torch:
         return found
 
     def set_rng(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or "cpu" not in state:
+            raise ValueError("what was saved for torch is no state of its generators")
+        if "cuda" in state and not self._torch.cuda.is_available():
+            raise ValueError("they were saved on a GPU, and there is none here")
+        try:
+            # Tried before any is set.
+            for device in ("cpu", "cuda"):
+                if device in state:
+                    self._torch.Generator(device).set_state(state[device])
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"what was saved for torch is no state of its generators: {in_one_line(error)}") from error
         self._torch.set_rng_state(state["cpu"])
         if "cuda" in state:
-            if not self._torch.cuda.is_available():
-                raise ValueError("they were saved on a GPU, and there is none here")
             self._torch.cuda.set_rng_state(state["cuda"])
 
     def _unwrapped(self, model: Any) -> Any:
@@ -129,6 +152,9 @@ class Torch:
                 model = model._orig_mod  # noqa: SLF001
             else:
                 return model
+
+
+NotSaved = checkpointer.NotSaved
 
 
 class Checkpointer(checkpointer.Checkpointer):
@@ -162,6 +188,30 @@ def load_checkpoint(
     return single.load(Torch(), path, single.things(model, optimizer, scheduler, {}), trusted=trusted)
 
 
+def _settings(optimizer: Any) -> list[set[str]]:
+    """What its kind of optimizer has in each group. (A load may add to its defaults what its groups never had.)"""
+    defaults = getattr(optimizer, "defaults", {})
+    return [{name for name in defaults if name in group} for group in getattr(optimizer, "param_groups", ())]
+
+
+def _taken_amiss(optimizer: Any, settings: list[set[str]]) -> str:
+    """What is wrong with the state that an optimizer of torch has loaded: it takes those of others, and fails later."""
+    # One that makes its groups when it is loaded has more of them by now.
+    for group, names in zip(getattr(optimizer, "param_groups", ()), settings, strict=False):
+        if lost := sorted(names - group.keys()):
+            return f"it is of another kind of optimizer, and has no {', '.join(map(repr, lost[:3]))}"
+        if not type(optimizer).__module__.startswith("torch.optim."):
+            # What others keep under these names may have any shape.
+            continue
+        for parameter in group["params"]:
+            kept = optimizer.state.get(parameter, {})
+            for name in _LIKE_PARAMETERS:
+                if name in kept and getattr(kept[name], "shape", None) != parameter.shape:
+                    shapes = f"{list(getattr(kept[name], 'shape', ()))} there, {list(parameter.shape)} here"
+                    return f"{name} of a parameter has the shape {shapes}; do its parameters come in another order now?"
+    return ""
+
+
 def _loads_plainly(module: Any) -> bool:
     """Whether a load only fills its tensors, as the layers of torch itself have it."""
     hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks  # noqa: SLF001
@@ -172,9 +222,10 @@ def _is_torch_s(method: Any) -> bool:
     return str(getattr(method, "__module__", "")).startswith("torch.nn.")
 
 
+def _is_spread(tensor: Any) -> bool:
+    """Whether one number in memory is several of the tensor's, as after expand(): that can't be filled."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _storage(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())

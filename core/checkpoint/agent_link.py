@@ -10,19 +10,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
+from elastic_adapter.core.checkpoint.framework import Group
+from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post, resume_together
 from elastic_adapter.core.checkpoint.manifest import parse_folder
 from elastic_adapter.core.checkpoint.page import ANSWERED, DONE, HOLD, NOWHERE, PAUSED, SAVE_AT, open_page
-from elastic_adapter.core.errors import ElasticError
+from elastic_adapter.core.errors import ElasticError, UserError
 
 # How long a worker waits until it is told where to save. The one who asks gives up sooner.
 _AGREED_S = 10.0
 _LOOK_EVERY_S = 0.001
 # How long a rank that can't restore waits to be ended.
 _ENDED_S = 120.0
+# How long the next Checkpointer of a process waits for what the last one has saved.
+_FORMER_S = 600.0
 _TELL_AGAIN_S = 5.0
+# Parts of a first try may still be written on some node when a second one begins.
+_ONCE = "; a step that came to nothing is not tried again by the same generation, but the next one is"
 # How long the agent may take to answer at the start.
 _POST_S = 60.0
 
@@ -34,13 +39,20 @@ class AgentGone(ElasticError):
 class AgentLink:
     """See ``Link``. The process that it is made in is the worker."""
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+    # Who has been told what its world goes on from: whoever asks later goes back, in the midst of it.
+    _begun: ClassVar[set[tuple[str, int, int]]] = set()
+    # Those that were closed, and are still to hear what became of what they had staged: the next one waits for that.
+    _left: ClassVar[dict[tuple[str, int, int], AgentLink]] = {}
+
+    def __init__(self, environ: Mapping[str, str] | None = None, group: Group | None = None) -> None:
         """Raises OSError where no agent listens."""
         environ = os.environ if environ is None else environ
+        self._group = group
         self._rank = int(environ["ELASTIC_RANK"])
         self._local_rank = int(environ["ELASTIC_LOCAL_RANK"])
         self._world_size = int(environ["ELASTIC_WORLD_SIZE"])
         self._generation = int(environ["ELASTIC_GENERATION"])
+        self._worker = (environ["ELASTIC_NOTICES"], self._generation, self._rank)
         self._page = open_page(environ["ELASTIC_SAVE_PAGE"])
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(environ["ELASTIC_NOTICES"])
@@ -48,16 +60,21 @@ class AgentLink:
         self._root = ""
         # What was asked for before does not concern this process.
         self._answered = self._page[ANSWERED]
-        # Whether the agent knows that this process looks at its page.
+        # Whether the agent knows that this process looks at its page, or is going to.
         self._looks = False
         # Steps that were staged here and are not known to be settled.
         self._unsettled: set[int] = set()
         # Of those that came to nothing since the last one was staged, and that no later one made up for: why.
         self._lost: dict[int, str] = {}
+        # All that ever came to nothing here.
+        self._failed: set[int] = set()
         # What is to be told to whoever waited.
         self._troubles: tuple[str, ...] = ()
 
     def open(self, root: str) -> Post:
+        if (former := AgentLink._left.pop(self._worker, None)) is not None:
+            former.settled(_FORMER_S)
+            former.shut()
         self._root = root
         self._tell(
             checkpointer={
@@ -81,16 +98,31 @@ class AgentLink:
         )
 
     def resume(self, find: Callable[[], Found]) -> str | None:
+        name = self._newest(find) if self._worker in AgentLink._begun else self._told(find)
+        AgentLink._begun.add(self._worker)
+        place = None if name is None else parse_folder(name)
+        # Whoever asks how far we are is told where we begin.
+        self._page[DONE] = place[0] if place is not None else 0
+        return name
+
+    def _told(self, find: Callable[[], Found]) -> str | None:
+        """What the launcher says that this world goes on from."""
         self._tell(resume={"rank": self._rank})
         answer = self._wait_for("resume", None)["resume"]
         if answer.get("find"):
             self._tell(found={"root": self._root, "names": find().names})
             answer = self._wait_for("resume", None)["resume"]
         name: str | None = answer["name"]
-        place = None if name is None else parse_folder(name)
-        # Whoever asks how far we are is told where we begin.
-        self._page[DONE] = place[0] if place is not None else 0
         return name
+
+    def _newest(self, find: Callable[[], Found]) -> str | None:
+        """What there is by now: since the world began, it has saved. The ranks agree as they do without a launcher."""
+        if self._world_size > 1 and (self._group is None or self._group.place() is None):
+            raise UserError(
+                f"restore() once more is agreed upon by all {self._world_size} ranks, and they have no group: "
+                "make it first (torch.distributed.init_process_group(), paddle.distributed.init_parallel_env())"
+            )
+        return resume_together(self._group, self._rank, self._world_size, find)
 
     def not_restored(self, name: str, why: str) -> NotRestored:
         end = time.monotonic() + _ENDED_S
@@ -100,12 +132,15 @@ class AgentLink:
             time.sleep(_TELL_AGAIN_S)
         return NotRestored(f"{name} can't be restored: {why}")
 
-    def asked(self, done: int) -> Asked | None:
-        page = self._page
-        page[DONE] = done
+    def attend(self) -> None:
         if not self._looks:
             self._looks = True
             self._tell(looks={"rank": self._rank})
+
+    def asked(self, done: int) -> Asked | None:
+        page = self._page
+        page[DONE] = done
+        self.attend()
         if page[PAUSED] == self._answered:
             return None
         return self._asked(done)
@@ -153,6 +188,7 @@ class AgentLink:
 
     def missed(self, step: int, why: str) -> None:
         self._listen()
+        self._failed.add(step)
         self._tell(missed={"rank": self._rank, "step": step, "why": why})
 
     def hold(self, seconds: float) -> None:
@@ -186,6 +222,13 @@ class AgentLink:
         return told
 
     def close(self) -> None:
+        if self._unsettled:
+            self._tell(closed={"rank": self._rank})
+            AgentLink._left[self._worker] = self
+        else:
+            self.shut()
+
+    def shut(self) -> None:
         # Children that were forked meanwhile have the socket as well: the agent is to see its end all the same.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -220,7 +263,8 @@ class AgentLink:
             return
         step, why = message["settled"]["step"], message["settled"]["why"]
         if why and step in self._unsettled:
-            self._lost[step] = why
+            self._lost[step] = f"{why}{_ONCE}" if step in self._failed else why
+            self._failed.add(step)
         elif not why:
             self._unsettled = {each for each in self._unsettled if each > step}
             self._lost = {each: reason for each, reason in self._lost.items() if each > step}

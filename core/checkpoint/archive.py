@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from elastic_adapter.core.checkpoint.files import Buffer, Damaged
 from elastic_adapter.core.checkpoint.transfer import Crc32, Follower, Output
@@ -100,6 +101,14 @@ def _wide(*values: int) -> bytes:
     return _FIELD.pack(_WIDE_FIELD, len(values) * _WIDE.size) + b"".join(_WIDE.pack(value) for value in values)
 
 
+def first_name(file: BinaryIO) -> bytes | None:
+    """What the first record of a zip file is called, as far as it is there; None: it begins otherwise."""
+    begin = file.read(_LOCAL.size)
+    if len(begin) < _LOCAL.size or not begin.startswith(_LOCAL_MARK):
+        return None
+    return file.read(_LOCAL.unpack(begin)[-2])
+
+
 class ArchiveReader:
     """The records of a zip file, by their names without the archive's own folder."""
 
@@ -136,7 +145,7 @@ class ArchiveReader:
         at = tail.rfind(_END_MARK)
         if at < 0 or len(tail) - at < _END.size:
             if self._bytes(0, min(self._size, 1)) == b"\x80":
-                advice = "load it with torch.load, and save it again"
+                advice = "load it with torch.load(weights_only=True), and save it again"
                 raise Damaged(self.path, f"it is a plain pickle, or in torch's format before 1.6: {advice}")
             raise Damaged(self.path, "it is no zip file, or its end is missing")
         _, disk, first_disk, here, count, size, start, comment = _END.unpack_from(tail, at)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from elastic_adapter.core.checkpoint.manifest import temporary_name
-from elastic_adapter.core.checkpoint.staging import FULL, SAVING, NoRoom, StagingBuffer
+from elastic_adapter.core.checkpoint.staging import FULL, SAVING, NoRoom, StagingBuffer, Unneeded
 from elastic_adapter.core.checkpoint.writers import owner_of, still_runs
 
 _COUNT = 2
@@ -32,6 +32,8 @@ class Buffers:
         self._made: list[StagingBuffer | None] = [_left(path, busy) for path in paths]
         self._locks = [threading.Lock() for _ in paths]
         self._notes: list[str] = []
+        self._preparing: threading.Thread | None = None
+        self._over = False
         # Memory was too small for one, or for a second one.
         self._spilled = False
         self._single = False
@@ -45,7 +47,8 @@ class Buffers:
 
     def prepare(self, nbytes: int) -> None:
         """Make both, beside all else, so that the first save does not have to wait for memory."""
-        threading.Thread(target=self._prepare, args=(nbytes,), name="elastic-staging", daemon=True).start()
+        self._preparing = threading.Thread(target=self._prepare, args=(nbytes,), name="elastic-staging", daemon=True)
+        self._preparing.start()
 
     def take(self, nbytes: int, *, wait: bool) -> StagingBuffer | None:
         """One to be filled, with room for so many bytes; None: both are being written. Raises NoRoom or OSError."""
@@ -62,6 +65,12 @@ class Buffers:
         """What people should know of where the buffers are; once."""
         told, self._notes = self._notes, []
         return told
+
+    def stop_preparing(self) -> None:
+        """Make no more of them: what is made where others have tidied up already, nobody would remove."""
+        self._over = True
+        if self._preparing is not None:
+            self._preparing.join()
 
     def remove(self) -> None:
         """Take those away that lie beside the checkpoints; what is still to be written, whoever writes it removes."""
@@ -82,7 +91,7 @@ class Buffers:
 
     def _prepare(self, nbytes: int) -> None:
         # Whoever needs it then will meet the same error, and tell.
-        with contextlib.suppress(OSError, NoRoom):
+        with contextlib.suppress(OSError, NoRoom, Unneeded):
             for index in range(_COUNT):
                 self._free(index, nbytes)
 
@@ -109,8 +118,8 @@ class Buffers:
         wanted = nbytes + nbytes // 50 + _SPARE
         try:
             if self._spilled:
-                return _new(self._others[index], wanted, in_memory=False)
-            return _new(self._paths[index], wanted, in_memory=True)
+                return self._new(self._others[index], wanted, in_memory=False)
+            return self._new(self._paths[index], wanted, in_memory=True)
         except NoRoom as error:
             if index and self._made[0] is not None and self._made[0].capacity >= nbytes:
                 # One is enough to go on with: a save then waits for the one before.
@@ -120,9 +129,19 @@ class Buffers:
             if self._spilled:
                 raise
             self._spilled = True
-            made = _new(self._others[index], wanted, in_memory=False)
+            made = self._new(self._others[index], wanted, in_memory=False)
             self._notes.append(f"{error}: states are copied to {made.path} instead, which takes longer")
             return made
+
+    def _new(self, path: Path, nbytes: int, *, in_memory: bool) -> StagingBuffer:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            return StagingBuffer.create(path, nbytes, in_memory=in_memory, go_on=lambda: not self._over)
+        except OSError as error:
+            if not in_memory:
+                raise
+            raise NoRoom(f"{path.parent} takes no copy of the state ({error.strerror})") from error
 
 
 def beside(root: Path, slot: str, token: str) -> list[Path]:
@@ -140,17 +159,6 @@ def _sweep(root: Path) -> None:
         for name in os.listdir(root):
             if (owner := owner_of(name)) is not None and still_runs(owner) is False:
                 (root / name).unlink(missing_ok=True)
-
-
-def _new(path: Path, nbytes: int, *, in_memory: bool) -> StagingBuffer:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        return StagingBuffer.create(path, nbytes, in_memory=in_memory)
-    except OSError as error:
-        if not in_memory:
-            raise
-        raise NoRoom(f"{path.parent} takes no copy of the state ({error.strerror})") from error
 
 
 def _left(path: Path, busy: frozenset[str]) -> StagingBuffer | None:

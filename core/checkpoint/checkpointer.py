@@ -12,6 +12,8 @@ nothing else. What can't be saved is told in one line, and the training goes on.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import logging
 import mmap
 import os
@@ -26,8 +28,10 @@ from typing import Any, ClassVar
 
 from elastic_adapter.core import worker
 from elastic_adapter.core.checkpoint.buffers import Buffers
+from elastic_adapter.core.checkpoint.calls import plainly
 from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, own_epoch, sampler_facts, states
-from elastic_adapter.core.checkpoint.files import Damaged, Refused
+from elastic_adapter.core.checkpoint.files import FOLDER as A_FOLDER
+from elastic_adapter.core.checkpoint.files import Damaged, Refused, kind_of, path_of
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import (
@@ -38,10 +42,10 @@ from elastic_adapter.core.checkpoint.manifest import (
 )
 from elastic_adapter.core.checkpoint.order import Order, order_to_bytes
 from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_minutes, due_by_steps, steps_done
-from elastic_adapter.core.checkpoint.restoring import Restoring, is_damaged_in_storage, load_foreign
-from elastic_adapter.core.checkpoint.single import look_in
+from elastic_adapter.core.checkpoint.restoring import Loaded, Restoring, is_damaged_in_storage, load_foreign
+from elastic_adapter.core.checkpoint.single import look_in, there
 from elastic_adapter.core.checkpoint.staging import NoRoom
-from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at
+from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at, why_unread
 from elastic_adapter.core.checkpoint.writers import is_in_use
 from elastic_adapter.core.errors import ElasticError, UserError, one_of
 
@@ -49,11 +53,14 @@ log = logging.getLogger(__name__)
 
 FOLDER = "CHECKPOINT_PATH"
 _MINUTE_S = 60.0
+# When a save that it is time for, and that does not come, is asked for once more.
+_WANT_AGAIN_S = 10.0
 # Far longer than whoever asks for it takes to stop this process.
 _HOLD_S = 600.0
 # What another node has renamed is seen here a little later, where file systems remember what was not there.
 _SEEN_WITHIN_S = 5.0
 _PAUSE_S = 0.25
+_MOST_NAMED = 5
 # How troubles name the step whose save they are of.
 _STEP = re.compile(r"\bstep ([0-9]+)\b")
 
@@ -73,9 +80,13 @@ class Checkpointer:
 
     # What the adapter's subclass gives.
     framework: ClassVar[Callable[[], Framework]]
-    # The one that is open, with the process that has opened it: who forks has another one. It may be gone by now.
-    _open_one: ClassVar[tuple[int, weakref.ref[Checkpointer]] | None] = None
+    # The one that is open, with the process that has opened it (who forks has another one), and what is to be done at
+    # its end: it may be gone by now, without a word.
+    _open_one: ClassVar[tuple[int, weakref.ref[Checkpointer], Finalize] | None] = None
+    # Folders that this program has saved to, or restored from.
+    _known: ClassVar[set[str]] = set()
 
+    @plainly
     def __init__(
         self,
         folder: str | os.PathLike[str] | None = None,
@@ -128,6 +139,11 @@ class Checkpointer:
         self._link: Link | None = None
         self._prepared = False
         self._closed = False
+        # Whether this process has called step; and whether the one had that saved what was restored: then this one is
+        # going to, as far as is known. Whoever only calls save can't be asked for one, and manifests do not say what
+        # was only hoped for: a program that calls step no more is asked in vain once, and not for ever.
+        self._calls_step = False
+        self._is_to_step = False
         # When a save is due by the clock, where it is this rank that says so.
         self._due_at = float("inf")
         self._pid = os.getpid()
@@ -143,6 +159,7 @@ class Checkpointer:
     def epoch(self, epoch: int) -> None:
         self._epoch = int(epoch)
 
+    @plainly
     def restore(self, path: str | os.PathLike[str] | None = None) -> int:
         """Go on from the newest checkpoint that is whole: the step to go on from, 0 where there is none yet.
 
@@ -151,20 +168,27 @@ class Checkpointer:
         """
         # Whoever goes back does its steps again, and those are other ones than those that were saved.
         self._kept = self._loaded = None
+        # What is still being written is the newest, in a moment; and what was saved here comes to an end.
+        self.settled()
+        Checkpointer._known.add(self.folder)
         if path is not None:
-            return self._begin(self._restore_from(os.fspath(path)))
+            return self._begin(self._restore_from(path_of("a checkpoint's path", path)))
         link, post, _ = self._open()
         name = link.resume(self._find)
         if name is not None and name != self._loaded:
             try:
-                self._load(self._located(name, post.token), post.rank)
+                checkpoint = self._located(name, post.token)
+                loaded = self._restoring.read(checkpoint, post.rank)
             except (Damaged, OSError) as error:
                 self._put_aside_named(self._store.root / name, error)
-                raise link.not_restored(name, _why(error)) from error
+                raise link.not_restored(name, why_unread(error)) from error
+            self._apply(checkpoint, loaded)
         if post.rank == 0:
             self._store.sweep(lambda each: is_in_use(self._store.root / each, post.generation, post.token))
         if name is None:
             return self._begin(0)
+        if self._is_to_step:
+            link.attend()
         place = parse_folder(name)
         assert place is not None
         log.info("goes on from %s", self._store.root / name)
@@ -172,22 +196,53 @@ class Checkpointer:
         return self._begin(place[0])
 
     def _restore_from(self, path: str) -> int:
-        if not os.path.isdir(path):
-            return load_foreign(self._framework, self._training, path, trusted=self._trusted)
-        checkpoint = look_in(Path(path))
-        self._load(checkpoint, (self._framework.group.place() or (0, 1))[0])
+        place = there(path)
+        if not os.path.isdir(place):
+            return load_foreign(self._framework, self._training, path, place, trusted=self._trusted)
+        checkpoint = look_in(Path(place))
+        self._warn_of_later_ones(checkpoint)
+        self._apply(checkpoint, self._restoring.read(checkpoint, (self._framework.group.place() or (0, 1))[0]))
         return checkpoint.manifest.step
 
+    def _warn_of_later_ones(self, checkpoint: Checkpoint) -> None:
+        """Whoever goes back in the folder that this training saves in does not get far: the newest one counts."""
+        if checkpoint.path.resolve().parent != self._store.root.resolve():
+            return
+        names = newest_first(self._names())
+        if checkpoint.name in names and (later := names[: names.index(checkpoint.name)]):
+            log.warning(
+                "%s is not the newest in its folder: a restart goes on from %s; to go back for good, move the later"
+                " ones away and call restore() without a path",
+                checkpoint.path,
+                later[0],
+            )
+
+    def _warn_of_later_saves(self, done: int) -> None:
+        """Whoever begins anew, and does not say so to anybody, is overtaken by what was there before."""
+        with contextlib.suppress(NotRestored):
+            found = newest_first(self._names())
+            if found and (place := parse_folder(found[0])) is not None and place[0] >= done:
+                log.warning(
+                    "%s was there before, and nothing was restored: restore() would go on from it;"
+                    " call that first, or name another folder",
+                    self._store.root / found[0],
+                )
+
+    @plainly
     def step(self, step: int) -> bool:
         """At the end of the loop's turn ``step``: save, if it is time or somebody asks for it; whether it was done."""
+        done = steps_done(step)
+        if self._opened is not None and self._pid != os.getpid():
+            raise self._elsewhere()
         if self._advance is not None:
             self._advance()
-        worker.progress(step)
+        worker.progress(done - 1)
         if self._link is None or not self._prepared:
-            self._prepare()
+            self._calls_step = True
+            self._prepare(done)
         link = self._link
         assert link is not None
-        done = self._done = int(step) + 1
+        self._done = done
         if self._due_at < time.monotonic():
             self._want(link)
         asked = link.asked(done)
@@ -197,34 +252,37 @@ class Checkpointer:
             return False
         return self._save_at(done, asked)
 
+    @plainly
     def save(self, step: int | None = None, *, wait: bool = False) -> bool:
         """Save now: at the end of the loop's turn ``step``, or of the last one that was told. All ranks call it.
 
         With ``wait``, what could not be saved is an error, NotSaved, and what returns is on disk as far as this rank
         can tell. Without it, whether the state was taken.
         """
-        done = self._done if step is None else steps_done(int(step))
+        done = self._done if step is None else steps_done(step)
         self._done = done
         link = self._open()[0]
         if wait and done == self._kept:
             # It may still be written: whether it has to be saved again is known after that.
             link.settled()
         self._tell(self._troubles(link))
-        saved = self._try_to_save(done, wait=wait or self._waits)
+        missed = self._try_to_save(done, wait=wait or self._waits)
         if wait:
             whole = link.settled()
             troubles = self._troubles(link)
             failed = [line for line in troubles if _concerns(line, done)]
             self._tell([line for line in troubles if line not in failed])
-            if failed or not (saved and whole):
-                raise NotSaved("; ".join(failed) or f"step {done} is not saved")
-        return saved
+            if failed or missed or not whole:
+                why = missed or "the launcher is gone"
+                raise NotSaved("; ".join(failed) or f"step {done} is not saved: {why}")
+        return not missed
 
+    @plainly
     def settled(self, seconds: float | None = None) -> bool:
         """Wait until all that was saved is on disk, as far as this rank can tell; whether that came in time."""
         if self._opened is None or self._closed:
             return True
-        link = self._opened[0]
+        link = self._open()[0]
         came = link.settled(seconds)
         self._tell(self._troubles(link))
         return came
@@ -249,7 +307,10 @@ class Checkpointer:
         """Our place in the world is known when it is first needed: the group may be made after this object."""
         if self._closed:
             raise UserError("this Checkpointer was closed: make another one to save or restore")
+        if self._opened is not None and self._pid != os.getpid():
+            raise self._elsewhere()
         if self._opened is None:
+            self._pid = os.getpid()
             link = self._given_link or self._connect_alone()
             post = link.open(self.folder)
             buffers = Buffers.at(post.folder, post.slot, self._store.root, post.token, post.busy)
@@ -259,23 +320,36 @@ class Checkpointer:
             self._ending = Finalize(None, _end, (link, buffers), exitpriority=0)
             atexit.register(self._ending)
             if self._given_link is None:
-                Checkpointer._open_one = os.getpid(), weakref.ref(self)
+                Checkpointer._open_one = os.getpid(), weakref.ref(self), self._ending
         return self._opened
+
+    def _elsewhere(self) -> UserError:
+        """A child that was forked has this one's memory, but neither its saver nor its place in the world."""
+        return UserError(
+            f"this Checkpointer is process {self._pid}'s, which forked this one: it saves and restores there"
+        )
 
     def _connect_alone(self) -> Link:
         """Two at a time would fill the same buffers, and write the same drafts."""
-        pid, other = Checkpointer._open_one or (0, lambda: None)
-        if pid == os.getpid() and (found := other()) is not None:
-            raise UserError(
-                f"a Checkpointer of {found.folder} is open in this process, and there can be one at a time: close() it,"
-                " or have one save all, as model={'a': ..., 'b': ...}"
-            )
+        if Checkpointer._open_one is not None and Checkpointer._open_one[0] == os.getpid():
+            _, other, ending = Checkpointer._open_one
+            if other() is not None:
+                # An error that was handled may be all that still has it.
+                gc.collect()
+            if (found := other()) is not None:
+                raise UserError(
+                    f"a Checkpointer of {found.folder} is open in this process, and there can be one at a time:"
+                    " close() it, or have one save all, as model={'a': ..., 'b': ...}"
+                )
+            # Nobody has it any more, and nobody has closed it: it may still be writing.
+            atexit.unregister(ending)
+            ending()
         return self._connect()
 
     def _connect(self) -> Link:
         from elastic_adapter.core.checkpoint.connect import connect
 
-        return connect(self._framework.group, polled=self.policy.every_minutes is not None)
+        return connect(self._framework.group, self.folder, polled=self.policy.every_minutes is not None)
 
     def _begin(self, done: int) -> int:
         self._done = done
@@ -290,14 +364,14 @@ class Checkpointer:
             self._due_at = self._last.at + minutes * _MINUTE_S
 
     def _want(self, link: Link) -> None:
-        """Say once that it is time; the clock begins anew with the save that comes of it, or if none does."""
+        """Say that it is time, and again if nothing comes of it: whoever leads may have been busy with another save."""
         now = time.monotonic()
         reason = due_by_minutes(self.policy, self._done, self._last, now)
-        if reason is not None and self.policy.every_minutes is not None:
-            self._due_at = now + max(self.policy.every_minutes, 1.0) * _MINUTE_S
+        if reason is not None:
+            self._due_at = now + _WANT_AGAIN_S
             link.want(reason)
 
-    def _prepare(self) -> None:
+    def _prepare(self, done: int) -> None:
         """After the first step the optimizer has its state: the size of all buffers is known.
 
         Raises Refused or UserError for what could never be restored: later that would be missed in each save.
@@ -306,6 +380,8 @@ class Checkpointer:
         self._prepared = True
         if post.rank == 0 and (why := _unwritable(self.folder)):
             self._tell((f"nothing can be saved in {self.folder}, as it seems: {why}",))
+        if post.rank == 0 and self.folder not in Checkpointer._known:
+            self._warn_of_later_saves(done)
         layout, order = self._laid_out(post, self._done)
         buffers.prepare(_needed(layout, order))
 
@@ -315,38 +391,40 @@ class Checkpointer:
         reason = asked.reason if asked is not None else due_by_steps(self.policy, done)
         hold = asked is not None and asked.hold
         log.debug("saves step %d: %s", done, reason)
-        saved = self._try_to_save(done, wait=self._waits or hold)
+        missed = self._try_to_save(done, wait=self._waits or hold)
         if hold:
             link.hold(_HOLD_S)
-        return saved
+        return not missed
 
-    def _try_to_save(self, done: int, *, wait: bool) -> bool:
-        """What can't be saved is told, and the training goes on."""
+    def _try_to_save(self, done: int, *, wait: bool) -> str:
+        """What can't be saved is told, and the training goes on. Why it is not saved, or nothing."""
         try:
-            return self._save(done, wait=wait)
+            missed = self._save(done, wait=wait)
         except (OSError, NoRoom, Refused, UserError) as error:
-            self._missed(done, _why(error))
-            return False
+            missed = _why(error)
+        if missed:
+            self._missed(done, missed)
+        return missed
 
-    def _save(self, done: int, *, wait: bool) -> bool:
+    def _save(self, done: int, *, wait: bool) -> str:
         link, post, buffers = self._open()
         self._begin_clock(done)
         if done == self._kept:
-            return True
+            return ""
         layout, order = self._laid_out(post, done)
         buffer = buffers.take(_needed(layout, order), wait=wait)
         for note in buffers.notes():
             self._note(note)
         if buffer is None:
-            self._missed(done, "the last two saves are still being written")
-            return False
+            return "the last two saves are still being written"
         filled = buffer.fill(
             done, post.generation, order, layout.nbytes, lambda into: layout.copy(self._framework, into)
         )
         assert filled, "a buffer that is free can be filled"
         link.staged(buffer.path, self.folder, done, self._finishing)
         self._kept = done
-        return True
+        Checkpointer._known.add(self.folder)
+        return ""
 
     def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
         layout = lay_out(self._framework, states(self._framework, self._training, post.rank))
@@ -355,6 +433,7 @@ class Checkpointer:
     def _order(self, post: Post, done: int, layout: Layout) -> Order:
         sampler = self._training.sampler
         facts: dict[str, Any] = {"epoch": self.epoch, "own_epoch": self._epoch is not None}
+        facts["calls_step"] = self._calls_step
         if hasattr(sampler, "state_dict"):
             facts["sampler"] = sampler_facts(sampler.state_dict())
         return Order(
@@ -398,28 +477,34 @@ class Checkpointer:
     def _find_among(self, rank: int) -> Found | None:
         """None: one was deleted meanwhile, by a saver that outlived its training. So there is a newer one."""
         broken: list[str] = []
-        for found in self._store.newest_first():
+        unread: list[str] = []
+        for name in newest_first(self._names()):
+            found = self._store.look(name)
             try:
                 if not os.path.lexists(found.path):
                     return None
                 if isinstance(found, Broken):
                     self._put_aside(found.path, found.why, unread=found.unread)
-                    broken.append(found.path.name)
+                    (unread if found.unread else broken).append(found.path.name)
                     continue
                 self._restoring.check_others(found, rank)
-                self._load(found, rank)
-                self._loaded = found.name
+                loaded = self._restoring.read(found, rank)
             except (Damaged, OSError) as error:
                 if not os.path.lexists(found.path):
                     return None
-                self._put_aside(found.path, _why(error), unread=is_unread(error))
-                broken.append(found.path.name)
+                self._put_aside(found.path, why_unread(error), unread=is_unread(error))
+                (unread if is_unread(error) else broken).append(found.path.name)
                 continue
+            self._apply(found, loaded)
+            self._loaded = found.name
             names = newest_first(self._names())
             return Found(names[names.index(found.name) :]) if found.name in names else None
+        if unread:
+            named = ", ".join(unread[:_MOST_NAMED])
+            raise NotRestored(f"no checkpoint in {self.folder} can be read ({named}): see to it that they can")
         if broken := broken or sorted(filter(is_quarantined, self._names()), reverse=True):
             advice = "to begin from zero, name another folder, or move them away"
-            raise NotRestored(f"no checkpoint in {self.folder} is whole ({', '.join(broken[:5])}); {advice}")
+            raise NotRestored(f"no checkpoint in {self.folder} is whole ({', '.join(broken[:_MOST_NAMED])}); {advice}")
         return Found()
 
     def _names(self) -> list[str]:
@@ -427,12 +512,14 @@ class Checkpointer:
             return os.listdir(self._store.root)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise NotRestored(f"nobody knows what there is to go on from: {why_unread(error)}") from error
 
     def _put_aside(self, path: Path, why: str, *, unread: bool) -> None:
         if unread:
-            self._note(f"{path} can't be read: {why}; the one before is taken")
+            self._note(f"{path} can't be read, and is passed over: {why}")
         else:
-            self._quarantine(path, why, ", and the one before is taken")
+            self._quarantine(path, why, ", and passed over")
 
     def _put_aside_named(self, path: Path, error: Damaged | OSError) -> None:
         """One that was named, and can't be loaded here. It is renamed if that is the storage's fault.
@@ -440,7 +527,7 @@ class Checkpointer:
         If it is not, other ranks can load it; and what comes next is not for this one to say.
         """
         if not is_unread(error) and is_damaged_in_storage(path, error):
-            self._quarantine(path, _why(error))
+            self._quarantine(path, why_unread(error))
 
     def _quarantine(self, path: Path, why: str, then: str = "") -> None:
         try:
@@ -471,32 +558,40 @@ class Checkpointer:
                 except FileNotFoundError:
                     pass
             elif found.path.exists() or time.monotonic() > deadline:
-                raise Damaged(str(found.path), found.why)
+                named = os.environ.get("ELASTIC_RESUME_FROM", "")
+                elsewhere = f" (the world goes on from {named})" if named and not found.path.exists() else ""
+                raise Damaged(str(found.path), f"{found.why}{elsewhere}")
             else:
                 time.sleep(_PAUSE_S)
         return found
 
-    def _load(self, checkpoint: Checkpoint, rank: int) -> None:
-        loaded = self._restoring.read(checkpoint, rank)
+    def _apply(self, checkpoint: Checkpoint, loaded: Loaded) -> None:
+        """Whatever goes wrong here is no fault of the checkpoint: the user's things load themselves."""
         facts = checkpoint.manifest.facts
         self._restoring.apply(loaded, facts)
+        self._is_to_step = bool(facts.get("calls_step"))
         if "epoch" in facts:
             self._epoch = own_epoch(facts, self._training.sampler)
 
 
 def _folder(folder: str | os.PathLike[str] | None) -> str:
-    found = os.fspath(folder) if folder is not None else os.environ.get(FOLDER, "")
-    if not found:
+    given = os.environ.get(FOLDER, "") if folder is None else folder
+    if given == "":
         raise UserError(f"where checkpoints are kept is not known: pass a folder to Checkpointer, or set {FOLDER}")
-    if os.path.isfile(found):
-        raise UserError(f"checkpoints are kept in a folder, and {found} is a file")
+    found = path_of("the folder of checkpoints", given)
+    if (kind := kind_of(found)) not in (None, A_FOLDER):
+        raise UserError(f"checkpoints are kept in a folder, and {found} is {kind}")
     return os.path.abspath(found)
 
 
 def _check(model: Any, optimizer: Any, scheduler: Any, sampler: Any, extra: Any) -> None:
     """What is passed can be asked for its state."""
     for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
+        if isinstance(thing, Mapping):
+            _check_names(name, thing)
         for each in thing.values() if isinstance(thing, Mapping) else (thing,):
+            if isinstance(each, type):
+                raise UserError(f"{name} is the class {each.__name__}: pass an object of it")
             if each is not None and not hasattr(each, "state_dict"):
                 raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
     for needed in ("state_dict", "load_state_dict"):
@@ -507,6 +602,14 @@ def _check(model: Any, optimizer: Any, scheduler: Any, sampler: Any, extra: Any)
             )
     if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
         raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
+
+
+def _check_names(name: str, things: Mapping[Any, Any]) -> None:
+    """Of several: files name what belongs to each."""
+    if not all(isinstance(each, str) and each for each in things):
+        raise UserError(f"each {name} needs a name, as in {name}={{'a': ..., 'b': ...}}, got {list(things)}")
+    if without := [each for each, thing in things.items() if thing is None]:
+        raise UserError(f"{name} {without[0]!r} is None: leave it out")
 
 
 def _unwritable(folder: str) -> str | None:
@@ -530,6 +633,7 @@ def _needed(layout: Layout, order: bytes) -> int:
 
 
 def _end(link: Link, buffers: Buffers) -> None:
+    buffers.stop_preparing()
     link.close()
     buffers.remove()
     for line in link.troubles():
@@ -537,6 +641,7 @@ def _end(link: Link, buffers: Buffers) -> None:
 
 
 def _why(error: Exception) -> str:
+    """Why something was not saved; ``why_unread`` is for what can't be loaded."""
     from elastic_adapter.core.checkpoint.saver import words
 
     return words(error)

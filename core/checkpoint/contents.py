@@ -15,6 +15,9 @@ from elastic_adapter.core.errors import UserError
 
 # Bytes are copied faster to where they are aligned.
 _ALIGNMENT = 64
+# The generator of random numbers that Python and numpy have in common, and what its state is made of.
+_TWISTER = "MT19937"
+_KEYS = 624
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,41 @@ def random_states(framework: Framework) -> dict[str, Any]:
     return found
 
 
-def set_random_states(framework: Framework, found: Mapping[str, Any]) -> None:
-    """Raises ValueError where the framework's do not fit."""
-    version, numbers, gauss = found["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    if "numpy" in found and (numpy := sys.modules.get("numpy")) is not None:
-        kind, keys, *rest = found["numpy"]
-        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
+def set_random_states(framework: Framework, found: Any) -> None:
+    """Raises ValueError where they are no states of these generators: then none of them is changed."""
+    if not isinstance(found, Mapping) or not {"python", framework.name} <= found.keys():
+        raise ValueError(f"they are not those of Python and {framework.name}")
+    numpy = sys.modules.get("numpy") if "numpy" in found else None
+    python, legacy = _python_state(found["python"]), _numpy_state(numpy, found["numpy"]) if numpy is not None else None
     framework.set_rng(found[framework.name])
+    random.setstate(python)
+    if numpy is not None:
+        numpy.random.set_state(legacy)
+
+
+def _python_state(found: Any) -> tuple[Any, ...]:
+    match found:
+        case [int() as version, [*keys, at] as numbers, None | float() as gauss]:
+            if version == random.Random.VERSION and _is_twister(keys, at):
+                return version, tuple(numbers), gauss
+    raise ValueError("what was saved for Python is no state of its generator")
+
+
+def _numpy_state(numpy: Any, found: Any) -> tuple[Any, ...]:
+    """Numpy itself does not look at the position, and reads whatever is there in memory."""
+    if numpy.random.get_state(legacy=False)["bit_generator"] != _TWISTER:
+        raise ValueError("numpy's generator is of another kind now")
+    match found:
+        case [str() as kind, [*keys], at, int() as has_gauss, float() as gauss]:
+            if kind == _TWISTER and _is_twister(keys, at) and 0 <= has_gauss <= 1:
+                return kind, numpy.array(keys, dtype=numpy.uint32), at, has_gauss, gauss
+    raise ValueError("what was saved for numpy is no state of its generator")
+
+
+def _is_twister(keys: list[Any], at: object) -> bool:
+    """Whether this is the state of a Mersenne Twister: its keys, and how many of them have been used."""
+    fine = len(keys) == _KEYS and all(type(key) is int and 0 <= key < 1 << 32 for key in keys)
+    return fine and type(at) is int and 0 <= at <= _KEYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ Report: TypeAlias = (
 PATIENCE_S = 30.0
 # What a worker wrote before it looked at its page is there for all to see after this.
 _SETTLE_S = 0.001
+# A worker that is killed is seen to be silent before it is seen to be gone: what ended it is to be told first.
+CLOSED_S = 0.5
 # Of so many checkpoints it is remembered that they have their names.
 _PUBLISHED_KEPT = 16
 
@@ -85,6 +87,8 @@ class SaveDesk:
         self.node = ""
         self.report: Callable[[Report], None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those of them that remove what nothing comes of.
+        self._removals: set[asyncio.Task[None]] = set()
         # Buffers that the saver is to write, or writes. A worker may have filled one again before the desk hears that
         # it was written: then it is counted twice.
         self._busy: Counter[str] = Counter()
@@ -98,8 +102,10 @@ class SaveDesk:
         self._waiting: dict[Listener, int] = {}
         # By rank and step, until the leader says what became of that checkpoint.
         self._shards: dict[tuple[int, int], Shard] = {}
-        # What is to be done with a checkpoint once all have written, by its step.
-        self._orders: dict[int, dict[str, Any]] = {}
+        # What was staged, by step and rank. What rank 0 wants is done with a checkpoint once all have written.
+        self._orders: dict[int, dict[int, dict[str, Any]]] = {}
+        # Steps that are in the ledger, by this generation: whoever goes back and comes there again can't save them.
+        self._committed: set[int] = set()
         # What was said of those that have their names: a leader who did not hear it asks again.
         self._published: dict[int, CheckpointPublished] = {}
         self._found: tuple[CheckpointRef, ...] | None = None
@@ -114,6 +120,7 @@ class SaveDesk:
         self._assignment = assignment
         self._listeners, self._slots, self._looking, self._waiting = {}, {}, set(), {}
         self._shards, self._orders, self._published = {}, {}, {}
+        self._committed = set()
         self._found, self._resume = None, None
         self._pages.begin(assignment.generation)
 
@@ -124,6 +131,11 @@ class SaveDesk:
         """
         self._pages.answer(None)
         return tuple(sorted(self._looking)), tuple(self._shards.values()), self._found
+
+    async def tidied(self) -> None:
+        """Wait until all is gone that is being removed, however long the storage takes."""
+        if self._removals:
+            await asyncio.wait(self._removals)
 
     # What workers say.
 
@@ -137,7 +149,7 @@ class SaveDesk:
                 return
             case {"resume": {"rank": int(rank)}}:
                 self._tell_resume(listener, rank)
-            case {"found": {"root": str(root), "names": list(names)}}:
+            case {"found": {"root": str(root), "names": list(names)}} if all(isinstance(name, str) for name in names):
                 # No more than the leader keeps: it is told with each Hello.
                 self._found = tuple(_ref(root, name) for name in names[:ENTRIES_KEPT])
                 self.report(CheckpointsFound(self.node, self._generation, self._found))
@@ -155,8 +167,22 @@ class SaveDesk:
             case {"looks": {"rank": int(rank)}} if self._listeners.get(rank) is listener:
                 self._looking.add(rank)
                 self.report(CheckpointerOpened(self.node, self._generation, rank))
-            case {"staged": {"rank": int(rank), "buffer": str(buffer), "step": int(step)} as staged}:
-                self._orders[step] = staged
+            case {"closed": {"rank": int(rank)}} if self._listeners.get(rank) is listener:
+                self._closed(rank)
+            case {
+                "staged": {
+                    "rank": int(rank),
+                    "buffer": str(buffer),
+                    "root": str(),
+                    "step": int(step),
+                    "world_size": int(),
+                    "finishing": {"verify": _, "md5": _, "keep_last": _, "keep_every": _},
+                } as staged
+            }:
+                if step in self._committed:
+                    self._refuse(listener, rank, step, buffer)
+                    return
+                self._orders.setdefault(step, {})[rank] = staged
                 self._busy[buffer] += 1
                 self._keep(self._generation, Shard(rank, step, Part.STAGED))
                 self._start(self._save(self._generation, rank, step, staged))
@@ -170,10 +196,19 @@ class SaveDesk:
         self._waiting.pop(listener, None)
         for rank in [rank for rank, known in self._listeners.items() if known is listener]:
             del self._listeners[rank]
-            del self._slots[rank]
-            if rank in self._looking:
-                self._looking.discard(rank)
-                self.report(CheckpointerClosed(self.node, self._generation, rank))
+            self._closed(rank)
+
+    def _closed(self, rank: int) -> None:
+        """It saves no more, but may still wait to hear what became of what it has saved."""
+        self._slots.pop(rank, None)
+        if rank in self._looking:
+            self._looking.discard(rank)
+            self._start(self._tell_closed(self._generation, rank))
+
+    async def _tell_closed(self, generation: int, rank: int) -> None:
+        await asyncio.sleep(CLOSED_S)
+        if generation == self._generation and rank not in self._looking:
+            self.report(CheckpointerClosed(self.node, generation, rank))
 
     def _open(self, listener: Listener, rank: int, slot: int) -> None:
         if (former := self._listeners.get(rank)) is not None:
@@ -237,6 +272,14 @@ class SaveDesk:
         if generation != self._generation or (rank, step) in self._shards:
             self._keep(generation, shard)
 
+    def _refuse(self, listener: Listener, rank: int, step: int, buffer: str) -> None:
+        """What the ledger has of this generation stays as it is: what is staged now is another state."""
+        why = "this generation has committed it before, and that stays as it is; the next step can be saved"
+        if rank == 0:
+            log.warning("step %d is not saved: %s", step, why)
+        self._start(asyncio.to_thread(give_up, Path(buffer), step))
+        listener.tell(settled={"step": step, "why": why})
+
     def _keep(self, generation: int, shard: Shard) -> None:
         """Remember it for whoever leads next, and tell who leads now."""
         if generation == self._generation:
@@ -280,7 +323,7 @@ class SaveDesk:
         self.report(StepsReached(self.node, generation, number, done + 1))
 
     async def _prepare(self, generation: int, step: int) -> None:
-        order = self._orders.get(step)
+        order = self._orders.get(step, {}).get(0)
         if order is None:
             self.report(CheckpointPrepared(self.node, generation, step, trouble="this node knows nothing of it"))
             return
@@ -300,7 +343,7 @@ class SaveDesk:
         self.report(CheckpointPrepared(self.node, generation, step, uri))
 
     async def _publish(self, generation: int, step: int) -> None:
-        order, known = self._orders.get(step), self._published.get(step)
+        order, known = self._orders.get(step, {}).get(0), self._published.get(step)
         if known is not None:
             self.report(known)
             return
@@ -332,13 +375,16 @@ class SaveDesk:
         for earlier in sorted({shard.step for shard in self._shards.values() if shard.step < step}):
             self._drop(earlier, f"there is a later one, of step {step}")
         self._orders = {key: order for key, order in self._orders.items() if key > step}
+        self._committed.add(step)
         self._forget(step, trouble)
 
     def _drop(self, step: int, why: str) -> None:
         """Nothing comes of it. What is still being written of it here is written first, and goes then."""
-        order = self._orders.pop(step, None)
-        if order is not None:
-            self._start(self._remove(self._place(order, self._generation, step)))
+        # Ranks may have been told of different folders, by mistake.
+        for order in {each["root"]: each for each in self._orders.pop(step, {}).values()}.values():
+            removal = self._start(self._remove(self._place(order, self._generation, step)))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
         self._forget(step, why)
 
     async def _remove(self, place: dict[str, object]) -> None:
@@ -353,10 +399,11 @@ class SaveDesk:
             if (listener := self._listeners.get(rank)) is not None:
                 listener.tell(settled={"step": step, "why": why})
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
+import re
+import stat
 import struct
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_adapter.core.errors import ElasticError
+from elastic_adapter.core.errors import ElasticError, UserError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# What can be at a path, as people call it.
+PLAIN, FOLDER = "a file", "a folder"
+_LOOP = "a link that leads to itself"
+_KINDS = {
+    stat.S_IFREG: PLAIN,
+    stat.S_IFDIR: FOLDER,
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
 _COUNT = struct.Struct("<Q")
 _HOLE = struct.Struct("<QQ")
 
@@ -103,6 +119,36 @@ class Skeleton:
         text = _COUNT.size + count * _HOLE.size
         holes = _HOLE.iter_unpack(memoryview(packed)[_COUNT.size : text])
         return cls(bytes(packed[text:]), tuple(Hole(at, nbytes) for at, nbytes in holes))
+
+
+def open_plain(path: str, more_flags: int = 0) -> int:
+    """A file to read, and nothing else: a pipe would keep its reader waiting for ever. Raises Damaged or OSError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Damaged(path, "it is no plain file")
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | more_flags)
+
+
+def path_of(what: str, path: object) -> str:
+    """A path that a user gave, as text; ~ is their home. Raises UserError."""
+    found = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(found, str):
+        raise UserError(f"{what} has to be text or a Path, got {path!r:.100}")
+    if not found or "\0" in found:
+        raise UserError(f"{what} has to name a file or a folder, got {found!r:.100}")
+    if _URL.match(found):
+        raise UserError(f"{what} has to be in a file system, and {found} is a URL: mount it, and name that")
+    return os.path.expanduser(found)
+
+
+def kind_of(path: str) -> str | None:
+    """What is there, in people's words, wherever links lead; None: nothing, or nothing that can be seen."""
+    try:
+        return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "no file")
+    except OSError as error:
+        return _LOOP if error.errno == errno.ELOOP else None
+    except ValueError:
+        # A name with a NUL in it.
+        return None
 
 
 def flat(data: Buffer) -> memoryview:

@@ -68,6 +68,10 @@ class Framework(Protocol):
         """Have the optimizer load a state. Raises UserError where they do not fit."""
         ...
 
+    def check(self, thing: Any, state: Any) -> None:
+        """Raises UserError where something else that is of the framework's own making would not outlive this state."""
+        ...
+
     def renamed(self, path: str, models: Mapping[str, Any]) -> dict[str, str]:
         """What parameters are called here, by what they were called when this file was saved, where the state of an
         optimizer depends on that. The key of a model is what its tensors' names begin with in the file.
@@ -87,5 +91,5 @@ class Framework(Protocol):
         ...
 
     def set_rng(self, state: Any) -> None:
-        """Raises ValueError where there are other devices now."""
+        """Raises ValueError where they are none, or there are other devices now: then nothing is changed."""
         ...

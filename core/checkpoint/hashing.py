@@ -18,7 +18,7 @@ from typing import Protocol
 
 import xxhash
 
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Expected, Region
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Expected, Region, open_plain
 
 ALGORITHMS = ("xxh3_128", "sha256", "md5")
 # Small enough to stay in the processor's cache between two uses of the same bytes.
@@ -64,7 +64,7 @@ class Reader:
     def __init__(self, path: str, *, stored: bool = False) -> None:
         self.path = path
         self._direct = False
-        self._fd = self._open_stored() if stored else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = self._open_stored() if stored else open_plain(path)
         # From a disk, that is two or three times as fast.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         self._buffer = mmap.mmap(-1, _DIRECT_CHUNK if self._direct else CHUNK)
@@ -98,11 +98,11 @@ class Reader:
 
     def _open_stored(self) -> int:
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            fd = open_plain(self.path, os.O_DIRECT)
         except OSError as error:
             if error.errno not in _NOT_DIRECT:
                 raise
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_plain(self.path)
             self._forget_pages()
             return self._fd
         self._direct = True
@@ -112,7 +112,7 @@ class Reader:
         """The way around for file systems that know no direct reads, or not at this alignment."""
         if self._direct:
             os.close(self._fd)
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_plain(self.path)
             self._direct = False
         # Only clean pages are dropped.
         os.fsync(self._fd)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from elastic_adapter.core.checkpoint.framework import Group
 from elastic_adapter.core.errors import ElasticError
 
 
@@ -61,6 +62,24 @@ class Asked:
     hold: bool = False
 
 
+def resume_together(group: Group | None, rank: int, size: int, find: Callable[[], Found]) -> str | None:
+    """Rank 0 finds out what to go on from, and tells the others over the group; its error is everybody's."""
+    if size == 1 or group is None:
+        return next(iter(find().names), None)
+    if rank:
+        name, why = group.broadcast(None)
+        if why is not None:
+            raise NotRestored(f"rank 0 did not restore: {why}")
+        return str(name) if name is not None else None
+    try:
+        name = next(iter(find().names), None)
+    except Exception as error:
+        group.broadcast((None, f"{type(error).__name__}: {error}"))
+        raise
+    group.broadcast((name, None))
+    return name
+
+
 class Link(Protocol):
     """All calls are made by the thread that trains. Only those that say so wait."""
 
@@ -71,7 +90,8 @@ class Link(Protocol):
     def resume(self, find: Callable[[], Found]) -> str | None:
         """The name of the checkpoint that all ranks restore; None: begin from zero. Waits for whoever decides.
 
-        Where nobody has decided, ``find`` is called, on rank 0, and what it finds is what all ranks are told.
+        Where nobody has decided, ``find`` is called, on rank 0, and what it finds is what all ranks are told. Whoever
+        asks again, to go back, is told what there is by then.
         """
         ...
 
@@ -80,6 +100,10 @@ class Link(Protocol):
 
         Waits to be ended, because all ranks begin anew with another one. The error to raise, if that does not happen.
         """
+        ...
+
+    def attend(self) -> None:
+        """``asked`` is going to be called from the next step on, as far as is known."""
         ...
 
     def asked(self, done: int) -> Asked | None:

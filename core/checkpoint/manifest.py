@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from elastic_adapter.core.errors import ElasticError
+from elastic_adapter.core.errors import ElasticError, in_one_line
 
 # Raised when a reader of this version would misread what is written.
 FORMAT = 1
@@ -159,14 +159,14 @@ def _dumped(values: dict[str, Any]) -> bytes:
     try:
         return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadManifest(f"the manifest can't be written as JSON: {_line(error)}") from error
+        raise BadManifest(f"the manifest can't be written as JSON: {in_one_line(error)}") from error
 
 
 def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise BadManifest(f"the manifest is not JSON: {_line(error)}") from error
+        raise BadManifest(f"the manifest is not JSON: {in_one_line(error)}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -248,10 +248,6 @@ def _is_plain(name: str) -> bool:
 def _quoted(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def md5_lines(hashes: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from elastic_adapter.core import frames
 from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.command import saver_command
 from elastic_adapter.core.checkpoint.framework import Group
-from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post
+from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, NotRestored, Post, resume_together
 from elastic_adapter.core.checkpoint.saver import words
 from elastic_adapter.core.checkpoint.saving import missed_name, missing, take_back, taken
 from elastic_adapter.core.checkpoint.shared_folder import PLACE, HeldFolder, hold_own_folder
@@ -76,6 +76,8 @@ class OwnLink:
         self._saver = Saver()
         self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="elastic-saver", daemon=True)
+        # There is going to be something to write. Before that is a restore, which has better use for the CPUs.
+        self._begun = threading.Event()
         self._unsettled = 0
         self._changed = threading.Condition()
         self._troubles: list[str] = []
@@ -100,27 +102,18 @@ class OwnLink:
         return Post(self._rank, self._size, 0, self._folder.path, slot, self._token)
 
     def resume(self, find: Callable[[], Found]) -> str | None:
-        """Rank 0 finds out, and tells the others over the group; its error is everybody's."""
-        if self._size == 1:
-            return next(iter(find().names), None)
-        if self._rank:
-            name, why = self._shared(None)
-            if why is not None:
-                raise NotRestored(f"rank 0 did not restore: {why}")
-            return str(name) if name is not None else None
-        try:
-            name = next(iter(find().names), None)
-        except Exception as error:
-            self._shared((None, f"{type(error).__name__}: {error}"))
-            raise
-        self._shared((name, None))
-        return name
+        return resume_together(self._group, self._rank, self._size, find)
 
     def not_restored(self, name: str, why: str) -> NotRestored:
         """Nobody begins anew here: that is for whoever started this program."""
         return NotRestored(f"rank {self._rank} can't restore {name}: {why}")
 
+    def attend(self) -> None:
+        """Nobody outside waits for an answer here; but there is going to be something to write."""
+        self._begun.set()
+
     def asked(self, done: int) -> Asked | None:
+        self.attend()
         if self._size == 1:
             reason, self._wanted = self._wanted, None
         elif done < self._check_at:
@@ -143,6 +136,7 @@ class OwnLink:
         with self._changed:
             self._unsettled += 1
         self._parts.put(Part(buffer, root, step, finishing))
+        self.attend()
 
     def missed(self, step: int, why: str) -> None:
         """The others learn of it by a file in the draft, where there is room for one."""
@@ -172,6 +166,7 @@ class OwnLink:
             log.warning("waiting for checkpoints that are still being written, or for the parts of other ranks")
         if self.settled(_CLOSE_S):
             self._parts.put(None)
+            self._begun.set()
             self._thread.join()
             self._folder.remove()
         else:
@@ -209,9 +204,11 @@ class OwnLink:
     # What follows runs in a thread of its own.
 
     def _write(self) -> None:
+        self._begun.wait()
         # Before it is needed: it takes a moment. Whoever needs it then meets the same error, and tells.
         with contextlib.suppress(Exception):
-            self._saver.start()
+            if self._closing_at == float("inf"):
+                self._saver.start()
         waiting: list[tuple[Part, float]] = []
         while True:
             try:
@@ -247,6 +244,9 @@ class OwnLink:
         why = self._ask(part, [save, *finish] if alone else [save])
         if why is None and not alone and self._rank == 0:
             return True
+        if why is not None and alone:
+            # On a disk that is full, it would be in the way of the next one.
+            self._draft(part.step).discard()
         self._settle(part, why)
         return False
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat, open_plain
 from elastic_adapter.core.checkpoint.hashing import hasher
 from elastic_adapter.core.checkpoint.pickles import PLAIN_NAMES, Grammar, Known, Machine, Unwanted, set_attributes
-from elastic_adapter.core.checkpoint.sources import Blob, FileSource, Source, Span, TextSource
+from elastic_adapter.core.checkpoint.sources import Blob, FileSource, Source, Span, TextSource, plain
 from elastic_adapter.core.checkpoint.transfer import Output, Writable
 from elastic_adapter.core.checkpoint.trees import leaves, replace
 
@@ -125,7 +125,7 @@ def write_paddle(
 
 def read_paddle(path: str) -> PaddleFile:
     """Reads the pickle, and no long array. Raises Damaged or Refused."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_plain(path)
     try:
         return PaddleFile(path, parse_paddle(FileSource(path, fd)))
     finally:
@@ -136,20 +136,21 @@ def parse_paddle(source: Source) -> Any:
     """The state as paddle.load would give it, with placeholders."""
     state = Machine(source, _GRAMMAR).run()
     arrays: dict[int, ArrayRef] = {}
-    for name, leaf in leaves(source.path, state):
+    for name, leaf in leaves(source.path, state, ArrayRef | Known | _Dtype | Span):
         if isinstance(leaf, ArrayRef) and leaf.dtype:
             arrays[id(leaf)] = leaf
-        elif isinstance(leaf, ArrayRef | Known | Span | _Dtype):
+        elif not isinstance(leaf, Span) or leaf.read is None:
             raise Refused(source.path, f"{_describe(leaf)} as a value, at {name}")
     if sum(array.nbytes for array in arrays.values()) > source.size:
         raise Refused(source.path, "more bytes of arrays than it has")
+    state = replace(source.path, state, Blob | Span, lambda _, leaf: plain(leaf))
     try:
-        return _as_loaded(state)
+        return _as_loaded(source.path, state)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(source.path, f"its tables of names make no sense ({type(error).__name__}: {error})") from error
 
 
-def _as_loaded(state: Any) -> Any:
+def _as_loaded(path: str, state: Any) -> Any:
     """What paddle.load makes of a pickle: it puts together what was cut, and tells tensors from arrays."""
     if isinstance(state, dict):
         for key, cut in state.pop(CUT_TABLE, {}).items():
@@ -172,8 +173,8 @@ def _as_loaded(state: Any) -> Any:
                 return value
 
     # Tensors outside of a plain dict of them are saved with their names; arrays beside such are the user's own.
-    state = replace(state, pair)
-    return state if pairs else replace(state, lambda _, leaf: TensorRef(leaf) if isinstance(leaf, ArrayRef) else leaf)
+    state = replace(path, state, tuple, pair)
+    return state if pairs else replace(path, state, ArrayRef, lambda _, array: TensorRef(array))
 
 
 def _text(value: object) -> str:
@@ -185,6 +186,8 @@ def _text(value: object) -> str:
 def _joined(pieces: list[ArrayRef], shape: tuple[int, ...]) -> ArrayRef:
     if len({piece.dtype for piece in pieces}) != 1:
         raise TypeError("parts of an array are of different types")
+    if any(len(piece.parts) != 1 for piece in pieces):
+        raise TypeError("parts of an array are made of parts")
     return _sized(ArrayRef(pieces[0].dtype, shape, False, tuple(part for piece in pieces for part in piece.parts)))
 
 
@@ -282,16 +285,15 @@ _GRAMMAR = Grammar(
 
 
 def _regions(path: str, state: Any) -> Iterator[Region]:
-    for name, leaf in leaves(path, state):
+    for name, leaf in leaves(path, state, TensorRef | ArrayRef):
         array = leaf.array if isinstance(leaf, TensorRef) else leaf
-        if isinstance(array, ArrayRef):
-            spans = [part for part in array.parts if isinstance(part, Span)]
-            if spans == [array.span]:
-                yield Region(name, array.dtype, array.shape, spans[0].offset, spans[0].nbytes)
-            else:
-                for at, span in enumerate(spans):
-                    elements = span.nbytes // int(array.dtype[2:])
-                    yield Region(f"{name}@@.{at}", array.dtype, (elements,), span.offset, span.nbytes)
+        spans = [part for part in array.parts if isinstance(part, Span)]
+        if spans == [array.span]:
+            yield Region(name, array.dtype, array.shape, spans[0].offset, spans[0].nbytes)
+        else:
+            for at, span in enumerate(spans):
+                elements = span.nbytes // int(array.dtype[2:])
+                yield Region(f"{name}@@.{at}", array.dtype, (elements,), span.offset, span.nbytes)
 
 
 def _describe(leaf: object) -> str:

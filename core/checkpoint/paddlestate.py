@@ -29,6 +29,7 @@ from elastic_adapter.core.checkpoint.pickles import check_import, made_from
 from elastic_adapter.core.checkpoint.sources import Span
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
 from elastic_adapter.core.checkpoint.trees import leaves, replace
+from elastic_adapter.core.errors import in_one_line
 
 # How paddle's types are stored: what numpy lacks goes as whole numbers of the same size. paddle.load makes bfloat16 of
 # uint16 again, but of float8 it makes int8.
@@ -101,7 +102,7 @@ class _Pieces:
         text, at = bytearray(pickle.PROTO + b"\x04"), 2
         holes: list[Hole] = []
         for mark in marks.finditer(pickled):
-            nbytes = _nbytes(self._sources[int.from_bytes(mark[1], "little")])
+            nbytes = nbytes_of(self._sources[int.from_bytes(mark[1], "little")])
             text += pickled[at : mark.start()] + pickle.BINBYTES8 + struct.pack("<Q", nbytes)
             holes.append(Hole(len(text), nbytes))
             text += mark[2]
@@ -124,8 +125,8 @@ class _Pieces:
         check_import(value, NAMES)
         return NotImplemented
 
-    def id(self, value: Any) -> Any:
-        return self._token + value.index.to_bytes(4, "little") if isinstance(value, _Mark) else None
+    def id(self, mark: _Mark) -> bytes:
+        return self._token + mark.index.to_bytes(4, "little")
 
     def _pickled(self, state: object) -> bytes:
         pieces = self
@@ -135,7 +136,8 @@ class _Pieces:
                 return pieces.reduced(value)
 
             def persistent_id(self, value: Any) -> Any:
-                return pieces.id(value)
+                # Asked of every single number: most of the time that a long list of them takes.
+                return pieces.id(value) if type(value) is _Mark else None
 
         written = io.BytesIO()
         # Not protocol 4: the sizes of its frames would be wrong once the bytes are filled in.
@@ -172,10 +174,10 @@ def _is_plain(tensor: type, value: object) -> bool:
     """Whether paddle.save accepts the value in a plain dict of tensors: a tensor, or a dict without any."""
     if not isinstance(value, dict):
         return isinstance(value, tensor)
-    return not any(isinstance(leaf, tensor) for _, leaf in leaves("the state", value))
+    return next(leaves("the state", value, tensor), None) is None
 
 
-def _nbytes(source: Any) -> int:
+def nbytes_of(source: Any) -> int:
     item_size = source.itemsize if hasattr(source, "ctypes") else source.element_size()
     return int(math.prod(source.shape) * item_size)
 
@@ -207,26 +209,25 @@ class _Loading:
 
     def run(self, expected: Expected | None) -> Any:
         targets: list[Target] = []
-        found = [(name, leaf) for name, leaf in leaves(self._file.path, self._file.state) if _array(leaf)]
+        found = list(leaves(self._file.path, self._file.state, TensorRef | ArrayRef))
         names = Counter(name for name, _ in found)
         # A name that two arrays have does not say which one is meant.
         self._into = {name: each for name, each in self._into.items() if names[name] == 1}
         # First the ones that can be filled in place: the same array may be there under another name.
         for name, leaf in sorted(found, key=lambda item: item[0] not in self._into):
             array = _array(leaf)
-            assert array is not None
             tensor = self._into.get(name)
             if tensor is not None and tuple(tensor.shape) != array.shape:
                 raise Misfit(self._file.path, name, array.shape, tuple(tensor.shape))
             if isinstance(leaf, TensorRef) and len(array.shape) > _MOST_DIMENSIONS:
                 raise Damaged(self._file.path, f"{name} has {len(array.shape)} dimensions, more than paddle knows")
             if id(array) not in self._homes:
-                home = tensor if tensor is not None and self._fits(tensor, array) else self._new(leaf, array)
+                home = tensor if tensor is not None and self._fits(tensor, array) else self._new(name, leaf, array)
                 self._homes[id(array)] = home
                 targets.extend(_targets(array, home))
         read_into(self._file.path, targets, expected)
         with self._paddle.no_grad():
-            return replace(self._file.state, self._value)
+            return replace(self._file.path, self._file.state, TensorRef | ArrayRef, self._value)
 
     def _fits(self, tensor: Any, array: ArrayRef) -> bool:
         """Whether the bytes of the array are those of the tensor, and can be put there directly."""
@@ -234,33 +235,37 @@ class _Loading:
             not array.fortran
             and tensor.is_dense()
             and tensor.place.is_cpu_place()
-            and _STORED.get(_dtype(tensor)) == array.dtype
+            and _STORED.get(dtype_of(tensor)) == array.dtype
             and tensor.is_contiguous()
         )
 
-    def _new(self, leaf: object, array: ArrayRef) -> Any:
+    def _new(self, name: str, leaf: object, array: ArrayRef) -> Any:
         if isinstance(leaf, TensorRef) and self._on_cpu and array.dtype in _LOADED and not array.fortran:
             return self._paddle.empty(list(array.shape), dtype=_LOADED[array.dtype])
-        return self._np.empty(array.shape, dtype=array.dtype, order="F" if array.fortran else "C")
+        try:
+            return self._np.empty(array.shape, dtype=array.dtype, order="F" if array.fortran else "C")
+        except ValueError as error:
+            # Also without any element, an array can be too large.
+            raise Damaged(self._file.path, f"numpy does not make an array of {name} ({in_one_line(error)})") from error
 
-    def _value(self, name: str, leaf: Any) -> Any:
-        array = _array(leaf)
-        if array is None:
-            return leaf
-        home = self._homes[id(array)]
+    def _value(self, name: str, leaf: TensorRef | ArrayRef) -> Any:
+        try:
+            return self._made(name, leaf, self._homes[id(_array(leaf))])
+        except (ValueError, TypeError) as error:
+            words = f"paddle does not make what {name} is ({in_one_line(error)})"
+            raise Damaged(self._file.path, words) from error
+
+    def _made(self, name: str, leaf: Any, home: Any) -> Any:
         if name in self._into:
             tensor = self._into[name]
             if tensor is not home:
-                tensor.set_value(self._tensor(home, like=_dtype(tensor)))
+                tensor.set_value(self._tensor(home, like=dtype_of(tensor)))
             return tensor
         if isinstance(leaf, ArrayRef):
             return home if isinstance(home, self._np.ndarray) else home.numpy()
-        try:
-            made = self._tensor(home, like=None)
-            if leaf.name:
-                made.name = leaf.name
-        except (ValueError, TypeError) as error:
-            raise Damaged(self._file.path, f"paddle does not make a tensor of {name} ({error})") from error
+        made = self._tensor(home, like=None)
+        if leaf.name:
+            made.name = leaf.name
         return made
 
     def _tensor(self, home: Any, like: str | None) -> Any:
@@ -272,20 +277,19 @@ class _Loading:
         else:
             self._given.add(id(home))
             made = home
-        if like is None or like == _dtype(made):
-            return made
-        # float8 is stored as whole numbers, the bytes of which it is.
-        return made.view(like) if like.startswith("float8") else made.astype(like)
+        return made if like is None else converted(made, like)
 
 
-def _array(leaf: object) -> ArrayRef | None:
-    match leaf:
-        case ArrayRef():
-            return leaf
-        case TensorRef():
-            return leaf.array
-        case _:
-            return None
+def converted(tensor: Any, dtype: str) -> Any:
+    """As a tensor of another type, where it is of another one."""
+    if dtype_of(tensor) == dtype:
+        return tensor
+    # float8 is stored as whole numbers, the bytes of which it is.
+    return tensor.view(dtype) if dtype.startswith("float8") and dtype_of(tensor) == "int8" else tensor.astype(dtype)
+
+
+def _array(leaf: TensorRef | ArrayRef) -> ArrayRef:
+    return leaf.array if isinstance(leaf, TensorRef) else leaf
 
 
 def _targets(array: ArrayRef, home: Any) -> Iterator[Target]:
@@ -301,5 +305,5 @@ def _targets(array: ArrayRef, home: Any) -> Iterator[Target]:
             at += len(part)
 
 
-def _dtype(tensor: Any) -> str:
+def dtype_of(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("paddle.")

@@ -12,14 +12,15 @@ import pickle
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar, TypeVar
 
 from elastic_adapter.core.checkpoint.files import Damaged, Refused
-from elastic_adapter.core.checkpoint.sources import LONG, Source
-from elastic_adapter.core.checkpoint.trees import DEEPEST, culprit, leaves
+from elastic_adapter.core.checkpoint.sources import LONG, Blob, Source, Span, plain
+from elastic_adapter.core.checkpoint.trees import DEEPEST, check_depth, culprit
+from elastic_adapter.core.errors import in_one_line
 
 _U8, _U16, _U32, _U64, _I32 = (struct.Struct(form) for form in ("B", "<H", "<I", "<Q", "<i"))
 _FLOAT = struct.Struct(">d")
@@ -27,6 +28,14 @@ _SCALARS = (str, int, float, bytes, complex, type(None))
 # What pickle raises for what it does not write: a lock, an object that objects, a dict that another thread changes.
 _UNPICKLED = (pickle.PicklingError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 _FARTHEST = 20
+# The longest tuple that may be a key: each use of one is as much work.
+_LONGEST_KEY = 100
+# With how many others of the same hash a key may be compared, for each byte of it. In honest dicts it is a few: powers
+# of two, say.
+_COMPARED = 16
+# Whoever writes a file does not know the hashes of these, or there are too few of them.
+_SAFE_KEYS = frozenset((str, bytes, bool, type(None)))
+_SMALL = 1 << 60
 _Made = TypeVar("_Made")
 
 
@@ -70,8 +79,10 @@ class Machine:
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        # How much may be copied by calls, so that a value that is named a million times is not copied as often.
-        self._budget = source.size + LONG
+        self._keys = _Keys(_COMPARED * (source.size + LONG))
+        # How much may be copied by calls and changes, so that a value that is named a million times is not copied as
+        # often. Each byte may be twice: protocol 2 makes a bytearray or an array from bytes, and those from a text.
+        self._budget = 2 * source.size + LONG
 
     def run(self) -> Any:
         read, actions = self._source.read, self._ACTIONS
@@ -168,11 +179,11 @@ class Machine:
         target = self._stack[-1]
         if type(target) is not set:
             raise TypeError(f"{_kind(target)} is no set")
-        target.update(_keys(items))
+        target.update(self._keys.checked(items))
 
     def _frozenset(self) -> None:
         items = self._marked()
-        self._stack.append(frozenset(_keys(items)))
+        self._stack.append(frozenset(self._keys.checked(items)))
 
     def _set_item(self) -> None:
         value, key = self._stack.pop(), self._stack.pop()
@@ -185,7 +196,7 @@ class Machine:
         target = self._stack[-1]
         if type(target) not in (dict, OrderedDict, Counter):
             raise TypeError(f"{_kind(target)} is no dict")
-        for key, value in zip(_keys(items[::2]), items[1::2], strict=True):
+        for key, value in zip(self._keys.checked(items[::2]), items[1::2], strict=True):
             target[key] = value
 
     def _get(self, form: struct.Struct) -> None:
@@ -221,9 +232,9 @@ class Machine:
             raise Refused(self._source.path, f"a call of {_kind(function)}")
         if type(arguments) is not tuple:
             raise TypeError("arguments are no tuple")
-        self._budget -= sum(len(argument) for argument in arguments if hasattr(argument, "__len__"))
-        if self._budget < 0:
-            raise Refused(self._source.path, f"more calls of {function.name} than its size explains")
+        self._spend(len(arguments), f"calls of {function.name}")
+        arguments = tuple(map(plain, arguments))
+        self._spend(_lengths(arguments), f"calls of {function.name}")
         self._stack[-1] = function.call(*arguments)
 
     def _build(self) -> None:
@@ -232,7 +243,14 @@ class Machine:
         build = self._grammar.build.get(type(target))
         if build is None:
             raise Refused(self._source.path, f"a change of {_kind(target)}")
+        # An array is described by a tuple, whose items are looked at as well.
+        self._spend(_lengths((state, *state) if type(state) is tuple else (state,)), f"changes of {_kind(target)}")
         build(target, state)
+
+    def _spend(self, count: int, on: str) -> None:
+        self._budget -= count
+        if self._budget < 0:
+            raise Refused(self._source.path, f"more {on} than its size explains")
 
     def _persistent(self) -> None:
         if self._grammar.persistent is None:
@@ -294,20 +312,23 @@ class Machine:
 
 def ordered_dict(items: Any = ()) -> OrderedDict[Any, Any]:
     pairs = [(key, value) for key, value in items]
-    return OrderedDict(zip(_keys([key for key, _ in pairs]), [value for _, value in pairs], strict=True))
+    keys = _called_keys([key for key, _ in pairs])
+    return OrderedDict(zip(keys, [value for _, value in pairs], strict=True))
 
 
 def set_attributes(target: OrderedDict[Any, Any], state: object) -> None:
-    """A module's state is an OrderedDict with an attribute, _metadata. Methods can't be replaced."""
-    if type(state) is not dict or any(type(name) is not str or hasattr(OrderedDict, name) for name in state):
+    """A module's state is an OrderedDict with an attribute, _metadata. Any other could pass for what it is not."""
+    if type(state) is not dict or any(type(name) is not str for name in state):
         raise TypeError("an OrderedDict can't be changed like this")
+    if others := [name for name in state if name != "_metadata"]:
+        raise Unwanted(f"an OrderedDict with the attribute {others[0][:50]!r}")
     target.__dict__.update(state)
 
 
 def set_of(items: Any = ()) -> set[Any]:
     if type(items) not in (list, tuple):
         raise TypeError("a set is made from a list")
-    return set(_keys(list(items)))
+    return set(_called_keys(list(items)))
 
 
 def encode(text: object, encoding: object) -> bytes:
@@ -353,14 +374,13 @@ def made_from(state: object, make: Callable[[object], _Made]) -> _Made:
 
 def _made(state: object, make: Callable[[object], _Made]) -> _Made:
     try:
-        for _ in leaves("the state", state):
-            pass
+        check_depth("the state", state)
         return make(state)
     except Damaged:
         raise Refused("the state", f"more than {DEEPEST} levels of nesting") from None
     except _UNPICKLED as error:
-        words = " ".join(str(error).split())
-        raise Refused("the state", f"what can't be pickled ({type(error).__name__}: {words})") from error
+        words = f"{type(error).__name__}: {in_one_line(error)}"
+        raise Refused("the state", f"what can't be pickled ({words})") from error
 
 
 class _Search:
@@ -379,13 +399,56 @@ class _Search:
                 raise
 
 
-def _keys(items: list[Any]) -> list[Any]:
-    """Values that are safe to hash: the interpreter does not survive the hash of a tuple that is nested too deeply."""
-    for item in items:
-        inner = item if type(item) is tuple else (item,)
-        if not all(isinstance(part, (*_SCALARS, Constant)) for part in inner):
+class _Keys:
+    """Checks that values are safe to hash.
+
+    The interpreter does not survive the hash of a tuple that is nested too deeply. And each key is compared with those
+    of the same hash: where thousands share one, which is easy to arrange with large numbers, a dict takes for ever.
+    """
+
+    def __init__(self, comparisons: int) -> None:
+        self._left = comparisons
+        # By their hash: the first key, and all of them where there are several.
+        self._first: dict[int, Any] = {}
+        self._alike: dict[int, set[Any]] = {}
+
+    def checked(self, items: list[Any]) -> list[Any]:
+        return items if _SAFE_KEYS.issuperset(map(type, items)) else [self._checked(item) for item in items]
+
+    def _checked(self, item: Any) -> Any:
+        if type(item) in _SAFE_KEYS or (type(item) is int and -_SMALL < item < _SMALL):
+            return item
+        if type(item) is not tuple:
+            item = plain(item)
+        elif len(item) > _LONGEST_KEY:
+            raise TypeError(f"a tuple of {len(item)} values can't be a key")
+        elif any(isinstance(part, Blob | Span) for part in item):
+            item = tuple(map(plain, item))
+        if not all(isinstance(part, (*_SCALARS, Constant)) for part in (item if type(item) is tuple else (item,))):
             raise TypeError(f"{_kind(item)} can't be a key")
-    return items
+        if type(item) not in _SAFE_KEYS:
+            self._count(item)
+        return item
+
+    def _count(self, item: Any) -> None:
+        number = hash(item)
+        first = self._first.setdefault(number, item)
+        if first is item or first == item:
+            return
+        alike = self._alike.setdefault(number, {first})
+        alike.add(item)
+        self._left -= len(alike) * (len(item) if type(item) is tuple else 1)
+        if self._left < 0:
+            raise ValueError("too many keys have the same hash")
+
+
+def _called_keys(items: list[Any]) -> list[Any]:
+    """Those of a call. Its arguments are counted: each is as much as some bytes."""
+    return _Keys(4 * _COMPARED * len(items)).checked(items)
+
+
+def _lengths(values: Iterable[Any]) -> int:
+    return sum(len(value) for value in values if hasattr(value, "__len__"))
 
 
 def _kind(value: object) -> str:

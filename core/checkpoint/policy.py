@@ -11,9 +11,17 @@ from, because turns 0 to ``step`` are over:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from elastic_adapter.core.errors import UserError
 
 _SECONDS = 60.0
+# Folders are named by steps, and have room for one more.
+_DIGITS = 17
+# So many characters of what was given as a step are shown.
+_LONGEST = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,35 @@ class Saved:
     at: float
 
 
-def steps_done(step: int) -> int:
+def steps_done(step: object) -> int:
     """How many steps are done at the end of the loop's turn ``step``: the step of a checkpoint that is taken there."""
-    return step + 1
+    return whole(step) + 1
+
+
+def whole(step: Any) -> int:
+    """A step as a number, whatever it was counted with. Raises UserError for what is none."""
+    try:
+        number = int(step)
+        fine = number == step and number >= 0 and not isinstance(step, bool)
+    except (TypeError, ValueError, OverflowError, RuntimeError, AssertionError):
+        fine = False
+    if not fine:
+        raise UserError(f"step must be a whole number of at least 0, got {shown(step)}")
+    if number >= 10**_DIGITS:
+        raise UserError(f"step must be a number of at most {_DIGITS} digits, got {shown(step)}")
+    return number
+
+
+def shown(step: object) -> str:
+    """What was given as a step, as part of a line: whatever it is, and however large."""
+    # To write one down may take far longer than to read it, where a list is in it twice that has another one twice.
+    if isinstance(step, list | tuple | set | frozenset | Mapping):
+        return f"a value of the type {type(step).__name__}"
+    try:
+        words = " ".join(repr(step).split())
+    except ValueError:
+        return "a number of too many digits to write down"
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
 
 
 def due(policy: SavePolicy, done: int, last: Saved, now: float) -> str | None:

@@ -26,6 +26,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     manifest_from_bytes,
     parse_folder,
 )
+from elastic_adapter.core.checkpoint.policy import shown, whole
 from elastic_adapter.core.checkpoint.saving import numbered
 from elastic_adapter.core.checkpoint.store import Checkpoint, is_unread
 from elastic_adapter.core.errors import UserError
@@ -43,6 +44,8 @@ class Loaded:
     where: str
     # States of models that can't be read into directly, by the beginnings of their names.
     models: dict[str, Any] = field(default_factory=dict)
+    # What is no tensor in the states of those that were.
+    rests: dict[str, Any] = field(default_factory=dict)
     optimizer: Any = None
     extra: Any = None
     own: Any = None
@@ -63,14 +66,13 @@ class Restoring:
         where = str(checkpoint.path)
         if manifest.framework != framework.name:
             raise UserError(f"{where} was saved with {manifest.framework}, and this is {framework.name}")
-        _plain_files(checkpoint)
         wanted = self._wanted(rank)
         files = {file.name: file for file in manifest.files if file.name in wanted}
         loaded = Loaded(where)
         if training.model is not None:
             if framework.model_file not in files:
                 raise UserError(f"{where} holds no {framework.model_file}, and a model is to be restored")
-            loaded.models = self._fill(checkpoint, files[framework.model_file])
+            self._fill(checkpoint, files[framework.model_file], loaded)
         if entry := files.get(framework.optimizer_file):
             loaded.optimizer = self._read(checkpoint, entry)
             if training.model is not None:
@@ -83,7 +85,6 @@ class Restoring:
 
     def check_others(self, checkpoint: Checkpoint, rank: int) -> None:
         """The files that ``read`` does not read here, and so does not check: the others', and what nobody wants now."""
-        _plain_files(checkpoint)
         wanted = self._wanted(rank)
         for file in checkpoint.manifest.files:
             if file.name not in wanted:
@@ -114,14 +115,17 @@ class Restoring:
         framework, training = self._framework, self._training
         for name, state in loaded.models.items():
             framework.set_model(several(training.model)[name], state)
+        for name, state in loaded.rests.items():
+            framework.set_rest(several(training.model)[name], state)
         self._apply_optimizer(loaded)
         others = loaded.extra or {}
-        _apply_state(loaded.where, "scheduler", training.scheduler, others)
-        _apply_extra(loaded.where, training.extra, others)
+        _apply_state(framework, loaded.where, "scheduler", training.scheduler, others)
+        _apply_extra(framework, loaded.where, training.extra, others)
         self._apply_sampler(loaded.where, facts.get("sampler"))
-        if loaded.own is not None and loaded.own.get("rng") is not None:
+        kept = loaded.own.get("rng") if isinstance(loaded.own, Mapping) else loaded.own
+        if kept is not None:
             try:
-                set_random_states(framework, loaded.own["rng"])
+                set_random_states(framework, kept)
             except ValueError as error:
                 log.warning("%s: the random generators are not restored: %s", loaded.where, error)
 
@@ -139,7 +143,7 @@ class Restoring:
             try:
                 self._framework.set_optimizer(each, found[name], loaded.renamed)
             except UserError as error:
-                raise UserError(f"{loaded.where}: the optimizer's state does not fit: {error}") from None
+                raise UserError(f"{loaded.where}: {error}") from None
 
     def _apply_sampler(self, where: str, state: Any) -> None:
         sampler = self._training.sampler
@@ -153,24 +157,22 @@ class Restoring:
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
 
-    def _fill(self, checkpoint: Checkpoint, file: FileEntry) -> dict[str, Any]:
-        """Read into all models that allow it; the states of the others, which are still to be applied."""
+    def _fill(self, checkpoint: Checkpoint, file: FileEntry, loaded: Loaded) -> None:
+        """Read into all models that allow it; what the others load, and what is no tensor, is still to be applied."""
         models = several(self._training.model)
         targets = {begin: self._framework.targets(model) for begin, model in models.items()}
         into = {f"{begin}{name}": each for begin, found in targets.items() for name, each in (found or {}).items()}
         path = str(checkpoint.path / file.name)
         self._check_tensors(path, file, targets)
         by_model = _by_model(path, self._read(checkpoint, file, into), models)
-        left: dict[str, Any] = {}
-        for begin, model in models.items():
+        for begin in models:
             found, state = targets[begin], by_model[begin]
             # All of it is to be applied, where some of it is not in its place: a name was not clear, or the framework's
             # own loader has read the file.
             if found is None or any(state.get(name) is not each for name, each in found.items()):
-                left[begin] = state
+                loaded.models[begin] = state
             elif rest := {name: value for name, value in state.items() if name not in found}:
-                self._framework.set_rest(model, rest)
-        return left
+                loaded.rests[begin] = rest
 
     def _check_tensors(self, path: str, file: FileEntry, targets: Mapping[str, dict[str, Any] | None]) -> None:
         """The file's tensors are those that are to be filled, by their names. Raises UserError.
@@ -227,26 +229,32 @@ def _stored_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _plain_files(checkpoint: Checkpoint) -> None:
-    """Whatever else has the name of a file could keep its reader waiting for ever."""
-    for file in checkpoint.manifest.files:
-        path = checkpoint.path / file.name
-        if os.path.lexists(path) and not os.path.isfile(path):
-            raise Damaged(str(path), "it is no plain file")
-
-
-def load_foreign(framework: Framework, training: Training, path: str, *, trusted: bool) -> int:
+def load_foreign(framework: Framework, training: Training, path: str, place: str, *, trusted: bool) -> int:
     """Load a file that somebody else has saved; its step, if it has one."""
-    step = load_file(framework, training, path, trusted=trusted).get("step")
-    # Weights may be called so as well.
-    return step if type(step) is int else 0
+    return step_of(path, load_file(framework, training, path, place, trusted=trusted))
 
 
-def load_file(framework: Framework, training: Training, path: str, *, trusted: bool) -> Any:
-    """The state of a file that somebody else has saved, put into the user's things."""
-    if not os.path.isfile(path):
+def step_of(path: str, state: Mapping[str, Any]) -> int:
+    """The step that a file of somebody else's names, if it does. Weights may be called so as well, and are no step."""
+    step: Any = state.get("step")
+    shape = getattr(step, "shape", ())
+    if step is None or (isinstance(shape, list | tuple) and len(shape)):
+        return 0
+    try:
+        return whole(step)
+    except UserError:
+        log.warning("%s: its step is %s, which is no number of steps: it counts as 0", path, shown(step))
+        return 0
+
+
+def load_file(framework: Framework, training: Training, path: str, place: str, *, trusted: bool) -> Any:
+    """The state of a file that somebody else has saved, put into the user's things.
+
+    The path says what it is; it lies at this place.
+    """
+    if not os.path.isfile(place):
         raise UserError(f"{path} is no file that was saved by {framework.name}, and no folder of a checkpoint")
-    state = framework.read_trusting(path) if trusted else framework.read(path)
+    state = framework.read_trusting(place) if trusted else framework.read(place)
     try:
         _apply_foreign(framework, training, path, state)
     except UserError as error:
@@ -255,7 +263,10 @@ def load_file(framework: Framework, training: Training, path: str, *, trusted: b
 
 
 def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file holds beside states: its step, and what else people note."""
+    """What a file holds beside states: its step, and what else people note. Of weights alone, no tensors."""
+    used = {kind: [key for key in keys if isinstance(state.get(key), Mapping)] for kind, keys in _FOREIGN.items()}
+    if used["model"]:
+        return {name: value for name, value in state.items() if all(name not in keys for keys in used.values())}
     return {name: value for name, value in state.items() if isinstance(value, int | float | str | bool)}
 
 
@@ -265,20 +276,37 @@ def _apply_foreign(framework: Framework, training: Training, path: str, state: A
         raise UserError(f"{path} holds no dict of weights, but a value of the type {type(state).__name__}")
     found = {name: _under(state, *keys) for name, keys in _FOREIGN.items()}
     if path.endswith(".pdopt"):
+        if training.optimizer is None:
+            raise UserError(f"{path} holds the state of an optimizer: pass that as optimizer=")
         found = {**dict.fromkeys(_FOREIGN), "optimizer": state}
     elif found["model"] is None:
         if training.model is None or isinstance(training.model, Mapping):
             raise UserError(f"{path} holds weights of one model: pass that as model=")
         found["model"] = state
-    if training.model is not None and found["model"] is not None:
-        for begin, model in several(training.model).items():
-            weights = found["model"][begin[:-1]] if begin else found["model"]
-            framework.set_model(model, _unwrapped(weights))
-    if training.optimizer is not None and found["optimizer"] is not None:
-        for begin, optimizer in several(training.optimizer).items():
-            framework.set_optimizer(optimizer, found["optimizer"][begin[:-1]] if begin else found["optimizer"], {})
+    # All that is missing is known before anything is changed.
+    models = _of_each(path, "model", training.model, found["model"])
+    optimizers = _of_each(path, "optimizer", training.optimizer, found["optimizer"])
+    for model, weights in models:
+        framework.set_model(model, _unwrapped(weights, framework.model_state(model)))
+    for optimizer, kept in optimizers:
+        framework.set_optimizer(optimizer, kept, {})
     if training.scheduler is not None and found["scheduler"] is not None:
-        _apply_state(path, "scheduler", training.scheduler, found)
+        _apply_state(framework, path, "scheduler", training.scheduler, found)
+
+
+def _of_each(path: str, what: str, thing: Any, state: Mapping[str, Any] | None) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The user's things of one kind, each with its state. Raises UserError where one has none."""
+    if thing is None or state is None:
+        return []
+    if not isinstance(thing, Mapping):
+        return [(thing, state)]
+    if missing := [name for name in thing if name not in state]:
+        raise UserError(f"{path} does not fit: it has no {what} {_some(missing)}")
+    for name in thing:
+        if not isinstance(state[name], Mapping):
+            kind = type(state[name]).__name__
+            raise UserError(f"{path} does not fit: its {what} {name!r} is no dict, but a value of the type {kind}")
+    return [(each, state[name]) for name, each in thing.items()]
 
 
 # How people call what they save together.
@@ -293,9 +321,9 @@ def _under(state: Mapping[str, Any], *keys: str) -> Any:
     return next((state[key] for key in keys if isinstance(state.get(key), Mapping)), None)
 
 
-def _unwrapped(weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Names without what a wrapper of data parallelism puts before them."""
-    if weights and all(isinstance(name, str) and name.startswith("module.") for name in weights):
+def _unwrapped(weights: Mapping[str, Any], here: Collection[str]) -> Mapping[str, Any]:
+    """Names without what a wrapper of data parallelism puts before them, unless the model's own begin so."""
+    if weights and all(isinstance(name, str) and name.startswith("module.") and name not in here for name in weights):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
@@ -316,22 +344,24 @@ def _expected(checkpoint: Checkpoint, file: FileEntry) -> Expected:
     return Expected(file.size, file.hash, checkpoint.manifest.algorithm)
 
 
-def _apply_extra(where: str, extra: Any, others: Mapping[str, Any]) -> None:
+def _apply_extra(framework: Framework, where: str, extra: Any, others: Mapping[str, Any]) -> None:
     if not isinstance(extra, Mapping):
-        _apply_state(where, "extra", extra, others)
+        _apply_state(framework, where, "extra", extra, others)
         return
     found = others.get("extra")
     if found is None:
-        log.warning("%s holds no extra: it stays as it is", where)
+        # In an empty one, as load_checkpoint has it, nobody misses anything.
+        if extra:
+            log.warning("%s holds no extra: it stays as it is", where)
         return
     for name, value in found.items():
         if hasattr(extra.get(name), "state_dict"):
-            _apply_state(where, name, extra[name], found)
+            _apply_state(framework, where, name, extra[name], found)
         else:
             extra[name] = value  # type: ignore[index]
 
 
-def _apply_state(where: str, name: str, thing: Any, found: Mapping[str, Any]) -> None:
+def _apply_state(framework: Framework, where: str, name: str, thing: Any, found: Mapping[str, Any]) -> None:
     if thing is None:
         return
     if found.get(name) is None:
@@ -339,11 +369,14 @@ def _apply_state(where: str, name: str, thing: Any, found: Mapping[str, Any]) ->
         return
     if isinstance(thing, Mapping):
         for each, one in thing.items():
-            _apply_state(where, each, one, found[name])
+            _apply_state(framework, where, each, one, found[name])
         return
     load = getattr(thing, "load_state_dict", None) or thing.set_state_dict
     try:
+        framework.check(thing, found[name])
         load(found[name])
+    except UserError as error:
+        raise UserError(f"{where}: the state of the {name} does not fit: {error}") from None
     except (ValueError, KeyError, RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"{where}: the state of the {name} does not fit: {error}") from error
 

@@ -88,21 +88,26 @@ def prepare(draft: Draft, world_size: int, *, verify: str = "off", md5: bool = F
             return name
         draft.discard()
         raise Taken(taken(draft.place))
-    found = look_at(draft.path, name)
-    if not isinstance(found, Checkpoint):
-        if absent := missing(draft, world_size):
-            raise Incomplete(_asking(draft, absent, world_size))
-        names = [_part(rank) for rank in range(world_size)]
-        draft.prepare(merged(manifest_from_bytes((draft.path / each).read_bytes()) for each in names), md5=md5)
-        found = look_at(draft.path, name)
-    _remove(draft, [_part(rank) for rank in range(world_size)])
+    is_prepared = isinstance(look_at(draft.path, name), Checkpoint)
+    if not is_prepared and (absent := missing(draft, world_size)):
+        raise Incomplete(_asking(draft, absent, world_size))
     try:
-        read_back(found, verify)
-    except Damaged as error:
+        _put_together(draft, name, world_size, verify, is_prepared=is_prepared, md5=md5)
+    except (Damaged, OSError) as error:
         # Not kept: on a device that does this, one whole state would be left behind by each save.
         draft.discard()
+        if isinstance(error, OSError):
+            raise
         raise Unverified(f"{error}; what was written is not what was read back from the storage") from error
     return name
+
+
+def _put_together(draft: Draft, name: str, world_size: int, verify: str, *, is_prepared: bool, md5: bool) -> None:
+    names = [_part(rank) for rank in range(world_size)]
+    if not is_prepared:
+        draft.prepare(merged(manifest_from_bytes((draft.path / each).read_bytes()) for each in names), md5=md5)
+    _remove(draft, names)
+    read_back(look_at(draft.path, name), verify)
 
 
 def read_back(found: Checkpoint | Broken, verify: str) -> None:

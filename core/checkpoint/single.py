@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 import time
 from pathlib import Path
 from typing import Any
 
+from elastic_adapter.core.checkpoint.calls import plainly
 from elastic_adapter.core.checkpoint.contents import Training, states
-from elastic_adapter.core.checkpoint.files import Damaged
+from elastic_adapter.core.checkpoint.files import FOLDER, PLAIN, Damaged, kind_of, path_of
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.manifest import (
     MANIFEST,
@@ -18,18 +20,22 @@ from elastic_adapter.core.checkpoint.manifest import (
     FileEntry,
     Manifest,
     is_temporary,
-    manifest_from_bytes,
     temporary_name,
 )
-from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, values_of
+from elastic_adapter.core.checkpoint.overwriting import check_replaceable
+from elastic_adapter.core.checkpoint.policy import whole
+from elastic_adapter.core.checkpoint.restoring import Restoring, load_file, step_of, values_of
 from elastic_adapter.core.checkpoint.saving import WRITERS, entry_of, read_back
-from elastic_adapter.core.checkpoint.store import VERIFY, Checkpoint, Draft, sync_folder
-from elastic_adapter.core.checkpoint.writers import is_in_use, own_token
+from elastic_adapter.core.checkpoint.store import VERIFY, Checkpoint, Draft, read_manifest, sync_folder
+from elastic_adapter.core.checkpoint.writers import OLD, SWEPT, is_in_use, own_token
 from elastic_adapter.core.errors import UserError, one_of
 
 _ALGORITHM = "xxh3_128"
 # Facts of a manifest that mean something to a Checkpointer only.
-_OF_A_CHECKPOINTER = ("sampler", "own_epoch")
+_OF_A_CHECKPOINTER = ("sampler", "own_epoch", "calls_step")
+# What a draft's name adds to its folder's. What was being deleted has got another ending, with each try; then also what
+# was put aside to be replaced is nobody's only copy any more.
+_OF_A_DRAFT = re.compile(rf"([0-9a-f]{{8}}\.(?!{OLD}\.)[^.]+|{OLD}(?=\.[^.]+\.{SWEPT}\.))\.[^.]+(\.{SWEPT}\.[^.]+)*")
 _AT_FDCWD = -100
 _EXCHANGE = 2
 
@@ -44,6 +50,7 @@ def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) ->
     return Training(model, optimizer, scheduler, extra=extra)
 
 
+@plainly
 def save(
     framework: Framework, path: str | os.PathLike[str], training: Training, step: int, *, verify: str = "sample"
 ) -> str | None:
@@ -53,11 +60,13 @@ def save(
     UserError, or Refused for what could not be loaded again.
     """
     one_of("verify", verify, VERIFY)
+    step = whole(step)
+    path = path_of("a checkpoint's path", path)
     place = framework.group.place()
     if place is not None and place[0]:
         return None
     folder = Path(os.path.realpath(path))
-    _may_replace(folder)
+    check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     draft = _draft(folder, step)
@@ -77,6 +86,7 @@ def save(
     return str(folder)
 
 
+@plainly
 def load(
     framework: Framework, path: str | os.PathLike[str], training: Training, *, trusted: bool = False
 ) -> dict[str, Any]:
@@ -85,30 +95,21 @@ def load(
     What else was saved is in the dict that is returned: the step, and whatever was passed beside it. Raises Damaged,
     Refused, Misfit or UserError.
     """
-    path = os.fspath(path)
-    if os.path.isfile(path):
-        return {"step": 0, **values_of(load_file(framework, training, path, trusted=trusted))}
-    checkpoint = look_in(Path(os.path.abspath(path)))
+    path = path_of("a checkpoint's path", path)
+    place = there(path)
+    kind = kind_of(place)
+    if kind not in (None, PLAIN, FOLDER):
+        raise UserError(f"{path} is {kind}, and no checkpoint: pass a folder or a file that was saved")
+    if kind == PLAIN:
+        state = load_file(framework, training, path, place, trusted=trusted)
+        return {**values_of(state), "step": step_of(path, state)}
+    checkpoint = look_in(Path(os.path.abspath(place)))
     restoring = Restoring(framework, training, trusted=trusted)
     rank = (framework.group.place() or (0, 1))[0]
     loaded = restoring.read(checkpoint, rank)
     restoring.apply(loaded, checkpoint.manifest.facts)
     facts = {name: value for name, value in checkpoint.manifest.facts.items() if name not in _OF_A_CHECKPOINTER}
     return {**facts, **(training.extra or {}), "step": checkpoint.manifest.step}
-
-
-def _may_replace(folder: Path) -> None:
-    """What is there goes when the new one is whole: nothing but a checkpoint, or a file that was saved before."""
-    if folder.is_dir() and not (folder / MANIFEST).exists() and os.listdir(folder):
-        raise UserError(f"{folder} is a folder with other things in it, which a save would replace: name another one")
-    if folder.is_file() and not _was_saved(folder):
-        raise UserError(f"{folder} is a file that no framework saved, and a save would replace it: name another path")
-
-
-def _was_saved(file: Path) -> bool:
-    """Whether it looks like a file of weights: a zip file or a pickle, as torch.save and paddle.save write them."""
-    with open(file, "rb") as opened:
-        return opened.read(2)[:1] in (b"P", b"\x80", b"")
 
 
 def _draft(folder: Path, step: int) -> Draft:
@@ -120,9 +121,15 @@ def _sweep(folder: Path) -> None:
     """Remove drafts of this very folder that nobody finishes any more."""
     for name in os.listdir(folder.parent):
         path = folder.parent / name
-        ours = is_temporary(name) and name.startswith(f".{folder.name}.") and path != _old(folder)
-        if ours and not is_in_use(path, 0, own_token()):
+        if _is_draft(name, folder) and not is_in_use(path, 0, own_token()):
             Draft(folder.parent, 0, 0, path).discard()
+
+
+def _is_draft(name: str, folder: Path) -> bool:
+    """Whether it was made for this very folder: those of best.2 begin like those of best."""
+    begin = f".{folder.name}."
+    is_ours = is_temporary(name) and name.startswith(begin)
+    return is_ours and _OF_A_DRAFT.fullmatch(name.removeprefix(begin)) is not None
 
 
 def _write(framework: Framework, draft: Draft, name: str, state: Any) -> FileEntry:
@@ -158,19 +165,21 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def _old(place: Path) -> Path:
-    return place.with_name(temporary_name(place.name, "old"))
+    return place.with_name(temporary_name(place.name, OLD))
+
+
+def there(path: str) -> str:
+    """Where that lies which is to be loaded from a path: whoever was about to replace it may have been killed then."""
+    place = Path(os.path.realpath(path))
+    return path if os.path.lexists(place) or not os.path.lexists(_old(place)) else str(_old(place))
 
 
 def look_in(folder: Path) -> Checkpoint:
     """The checkpoint that a folder is, whatever it is called. Raises Damaged or UserError."""
-    if not folder.exists() and _old(folder).exists():
-        # Whoever was about to replace it was killed in between.
-        folder = _old(folder)
     try:
-        return Checkpoint(folder, manifest_from_bytes((folder / MANIFEST).read_bytes()))
+        return Checkpoint(folder, read_manifest(folder))
     except BadManifest as error:
         raise Damaged(str(folder), str(error)) from None
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} is no checkpoint: it has no {MANIFEST}; pass a folder or a file that was saved"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        why = f"is no checkpoint: it has no {MANIFEST}" if folder.exists() else "is not there"
+        raise UserError(f"{folder} {why}; pass a folder or a file that was saved") from None

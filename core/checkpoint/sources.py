@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Protocol
 
 from elastic_adapter.core.checkpoint.files import Damaged, Skeleton
 
@@ -22,12 +24,27 @@ class Span:
 
     offset: int
     nbytes: int
+    # For whoever wants them after all, while the file is open; None: they are not there yet.
+    read: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
 
 
 class Blob(bytes):
     """Bytes that were read, and know where."""
 
     offset: int
+    # The same, for users: what is there a million times in a state is there once in memory.
+    plain: bytes
+
+
+def plain(value: Any) -> Any:
+    """Bytes as a user knows them, wherever they were read from or left; any other value as it is."""
+    match value:
+        case Blob():
+            return value.plain
+        case Span(read=read) if read is not None:
+            return read()
+        case _:
+            return value
 
 
 class Source(Protocol):
@@ -120,23 +137,26 @@ class FileSource:
         if position + count > self.size:
             raise Damaged(self.path, "its pickle ends early")
         self._start, self._window, self._at = position + count, b"", 0
-        return Span(position, count)
+        return Span(position, count, cache(partial(self._fetch, position, count, count)))
 
     def _move(self, count: int) -> None:
         """Begins a new window here that has at least so many bytes."""
         position = self._start + self._at
-        if position + count > self.size:
+        self._start, self._window, self._at = position, self._fetch(position, count, max(count, _WINDOW)), 0
+
+    def _fetch(self, position: int, least: int, most: int) -> bytes:
+        if position + least > self.size:
             raise Damaged(self.path, "its pickle ends early")
-        wanted = max(count, _WINDOW)
-        window = bytearray()
-        while len(window) < wanted and (found := os.pread(self._fd, wanted - len(window), position + len(window))):
-            window += found
-        if len(window) < count:
+        fetched = bytearray()
+        while len(fetched) < most and (found := os.pread(self._fd, most - len(fetched), position + len(fetched))):
+            fetched += found
+        if len(fetched) < least:
             raise Damaged(self.path, "its pickle ends early")
-        self._start, self._window, self._at = position, bytes(window), 0
+        return bytes(fetched)
 
 
 def _blob(data: bytes, offset: int) -> Blob:
     blob = Blob(data)
     blob.offset = offset
+    blob.plain = data
     return blob

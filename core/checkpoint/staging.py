@@ -18,7 +18,7 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,10 @@ class NoRoom(ElasticError):
     """There is not enough shared memory for a copy of the state."""
 
 
+class Unneeded(ElasticError):
+    """Whoever wanted a buffer does not want it any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a full buffer holds."""
@@ -63,10 +67,12 @@ class StagingBuffer:
         self._file = file
 
     @classmethod
-    def create(cls, path: Path, nbytes: int, *, in_memory: bool = True) -> StagingBuffer:
+    def create(
+        cls, path: Path, nbytes: int, *, in_memory: bool = True, go_on: Callable[[], bool] = lambda: True
+    ) -> StagingBuffer:
         """Make one with room for so many bytes, order included; every page of it is touched. Raises NoRoom.
 
-        Other threads run meanwhile.
+        Other threads run meanwhile. Unneeded is raised, and nothing left, as soon as ``go_on`` says no.
         """
         size = _PAGE + -(-nbytes // _PAGE) * _PAGE + _PAGE
         if size > (room := _room(path.parent, in_memory=in_memory)):
@@ -74,10 +80,13 @@ class StagingBuffer:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # Reserved, not only promised: a page that can't be had later would be the end of whoever touches it.
-            for at in range(0, size, _PIECE):
+            for at in _pieces(size, _PIECE, go_on):
                 os.posix_fallocate(fd, at, min(_PIECE, size - at))
             memory, facts = mmap.mmap(fd, size), os.fstat(fd)
-            _touch(memory)
+            _touch(memory, go_on)
+        except Unneeded:
+            path.unlink(missing_ok=True)
+            raise
         except OSError as error:
             path.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
@@ -202,13 +211,21 @@ def give_up(path: Path, step: int) -> None:
             buffer.close()
 
 
-def _touch(memory: mmap.mmap) -> None:
+def _pieces(size: int, piece: int, go_on: Callable[[], bool]) -> Iterator[int]:
+    """Where each piece of a buffer begins."""
+    for at in range(0, size, piece):
+        if not go_on():
+            raise Unneeded("the buffer is not needed any more")
+        yield at
+
+
+def _touch(memory: mmap.mmap, go_on: Callable[[], bool]) -> None:
     """Have all pages there. Not by MAP_POPULATE: Python's mmap keeps all other threads waiting for it."""
     size = len(memory)
     begin = ctypes.c_char.from_buffer(memory)
     try:
         address, libc = ctypes.addressof(begin), ctypes.CDLL(None)
-        for at in range(0, size, _PIECE):
+        for at in _pieces(size, _PIECE, go_on):
             piece = ctypes.c_void_p(address + at), ctypes.c_size_t(min(_PIECE, size - at))
             if libc.madvise(*piece, _MADV_POPULATE_WRITE):
                 break
@@ -218,7 +235,7 @@ def _touch(memory: mmap.mmap) -> None:
         del begin
     # Kernels before 5.14.
     zeros = bytes(_SMALL_PIECE)
-    for at in range(0, size, _SMALL_PIECE):
+    for at in _pieces(size, _SMALL_PIECE, go_on):
         memory[at : at + _SMALL_PIECE] = zeros[: size - at]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from elastic_adapter.core.checkpoint.files import Damaged, Expected, Region
+from elastic_adapter.core.checkpoint.files import Damaged, Expected, Region, open_plain
 from elastic_adapter.core.checkpoint.hashing import hash_file, verify_file, verify_sample
 from elastic_adapter.core.checkpoint.manifest import (
     MANIFEST,
@@ -38,7 +38,7 @@ from elastic_adapter.core.checkpoint.manifest import (
     quarantine_name,
     temporary_name,
 )
-from elastic_adapter.core.checkpoint.writers import PRUNED, SWEPT
+from elastic_adapter.core.checkpoint.writers import PRUNED, SWEPT, is_replaced
 
 # Of the tensors of each file, so many are read back in a sample.
 _SHARE = 0.05
@@ -104,8 +104,14 @@ class Draft:
         sync_folder(self.path)
 
     def publish(self) -> Path:
-        """Make a prepared one a checkpoint: before the rename it is not saved, after it, it is. May be repeated."""
+        """Make a prepared one a checkpoint: before the rename it is not saved, after it, it is. May be repeated.
+
+        Raises Damaged for one that was not prepared, which stays what it is.
+        """
         place = self.place
+        found = look_at(self.path, place.name)
+        if isinstance(found, Broken) and not found.unread and self.path.exists():
+            raise Damaged(str(self.path), f"it is not whole, and gets no name: {found.why}")
         try:
             os.rename(self.path, place)
         except OSError as error:
@@ -151,7 +157,8 @@ class Store:
 
     def sweep(self, keep: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
         """Remove drafts that nobody finishes any more."""
-        stale = tuple(name for name in self._names() if is_temporary(name) and not keep(name))
+        drafts = (name for name in self._names() if is_temporary(name) and not is_replaced(name))
+        stale = tuple(name for name in drafts if not keep(name))
         for name in stale:
             _remove(self.root / name)
         return stale
@@ -171,7 +178,7 @@ class Store:
         try:
             self.check(checkpoint, how=how, stored=stored, progress=progress)
         except (OSError, Damaged) as error:
-            return _why(error)
+            return why_unread(error)
         return ""
 
     def check(
@@ -218,12 +225,22 @@ class Store:
             return []
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """Raises OSError or BadManifest."""
+    path = folder / MANIFEST
+    try:
+        with _named(path), open(open_plain(str(path)), "rb") as file:
+            return manifest_from_bytes(file.read())
+    except Damaged:
+        raise BadManifest(f"{MANIFEST} is no plain file") from None
+
+
 def look_at(path: Path, name: str | None = None) -> Checkpoint | Broken:
     """What a folder is, by its manifest; ``name`` is what it is to be called, if it is not called so yet."""
     try:
-        manifest = manifest_from_bytes((path / MANIFEST).read_bytes())
+        manifest = read_manifest(path)
     except (OSError, BadManifest) as error:
-        return Broken(path, _why(error), unread=is_unread(error))
+        return Broken(path, why_unread(error), unread=is_unread(error))
     if parse_folder(name or path.name) != (manifest.step, manifest.generation):
         return Broken(path, f"its manifest is of step {manifest.step}, generation {manifest.generation}")
     return Checkpoint(path, manifest)
@@ -299,7 +316,10 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+def why_unread(error: Exception) -> str:
+    """One line for people, where something was to be read. The saver has its own words for what was to be written."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    where = f"{error.filename}: " if error.filename is not None else ""
+    is_forbidden = error.errno in (errno.EACCES, errno.EPERM)
+    return f"{where}{error.strerror}{' (this user may not read it)' if is_forbidden else ''}"

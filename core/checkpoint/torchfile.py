@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_adapter.core.checkpoint.archive import ALIGNMENT, ArchiveReader, ArchiveWriter, Record
-from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat
+from elastic_adapter.core.checkpoint.files import Buffer, Damaged, Refused, Region, Skeleton, Written, flat, open_plain
 from elastic_adapter.core.checkpoint.hashing import digest, hasher
 from elastic_adapter.core.checkpoint.pickles import PLAIN_NAMES, Constant, Grammar, Known, Machine, set_attributes
-from elastic_adapter.core.checkpoint.sources import TextSource
+from elastic_adapter.core.checkpoint.sources import Blob, Span, TextSource, plain
 from elastic_adapter.core.checkpoint.transfer import Output, Writable
 from elastic_adapter.core.checkpoint.trees import leaves
+from elastic_adapter.core.checkpoint.trees import replace as replace_leaves
 
 _STORAGES = {
     "torch.DoubleStorage": "float64",
@@ -49,6 +50,13 @@ _ITEM_SIZES = {
 }
 # What torch can have.
 _MOST_DIMENSIONS = 64
+# An expanded tensor has more elements than its storage, a shared layer has a tensor of the same storage under each of
+# its names, and torch saves and loads both. But whoever trains with them may copy them all, an optimizer does so: of a
+# file of a kilobyte they may be as large as any mask, of a larger one a hundred times its size.
+_UNFOLDED = 256 << 20
+_MOST_VIEWS = 100
+# Names of devices and of storages are shorter; they are compared each time that they are used.
+_LONGEST_PLACE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +96,12 @@ class TensorRef:
     @property
     def fills_storage(self) -> bool:
         """Whether the storage holds this tensor's elements in their order, and nothing else."""
-        elements = math.prod(self.shape) * _ITEM_SIZES[self.dtype]
-        return self.begin == 0 and elements == self.storage.nbytes and _packed(self.shape, self.stride)
+        return self.begin == 0 and self.unfolded == self.storage.nbytes and _packed(self.shape, self.stride)
+
+    @property
+    def unfolded(self) -> int:
+        """The bytes of a copy of it: more than its own where elements lie on each other, as in an expanded tensor."""
+        return math.prod(self.shape) * _ITEM_SIZES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +115,7 @@ class TorchFile:
     def regions(self) -> tuple[Region, ...]:
         return tuple(
             _region(name, ref, self.storages[ref.storage.key].offset)
-            for name, ref in leaves(self.path, self.state)
-            if isinstance(ref, TensorRef)
+            for name, ref in leaves(self.path, self.state, TensorRef)
         )
 
 
@@ -122,7 +133,7 @@ def write_torch(
     Without crc32, zip tools call the records corrupt. torch.load does not look at these checksums, and torch.save can
     be told to leave them out as well.
     """
-    parsed = parse_torch("the state", skeleton.text)
+    parsed = parse_torch("the state", skeleton.text, len(skeleton.text) + skeleton.nbytes)
     views = [flat(payload) for payload in payloads]
     sizes = [storage.nbytes for storage in parsed.storages.values()]
     if not sizes == [hole.nbytes for hole in skeleton.holes] == [len(view) for view in views]:
@@ -149,18 +160,18 @@ def write_torch(
             hash = digest(algorithm, view[ref.begin : ref.begin + ref.nbytes])
         return _region(name, ref, offset, hash)
 
-    regions = tuple(region(name, ref) for name, ref in leaves(parsed.path, parsed.state) if isinstance(ref, TensorRef))
+    regions = tuple(region(name, ref) for name, ref in leaves(parsed.path, parsed.state, TensorRef))
     return Written(output.position, algorithm, output.hexdigest(), regions)
 
 
 def read_torch(path: str) -> TorchFile:
     """Reads the directory and the pickle, and no tensor. Raises Damaged or Refused."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_plain(path)
     try:
         archive = ArchiveReader(path, fd)
         if "byteorder" in archive.records and archive.read("byteorder") != sys.byteorder.encode():
             raise Damaged(path, "its numbers are in the byte order of another kind of machine")
-        parsed = parse_torch(path, archive.read("data.pkl"))
+        parsed = parse_torch(path, archive.read("data.pkl"), os.fstat(fd).st_size)
     finally:
         os.close(fd)
     storages = {}
@@ -183,7 +194,9 @@ class Parsed:
 
     def persistent(self, id: object) -> StorageRef:
         match id:
-            case ("storage", Known(name=name), str(key), str(location), int(numel)) if name in _STORAGES and numel >= 0:
+            case ("storage", Known(name=name), str(key), str(location), int(numel)) if (
+                name in _STORAGES and numel >= 0 and len(key) + len(location) <= _LONGEST_PLACE
+            ):
                 dtype = _STORAGES[name]
                 storage = StorageRef(key, dtype, numel * _ITEM_SIZES[dtype], location)
                 if self.storages.setdefault(key, storage) != storage:
@@ -193,14 +206,19 @@ class Parsed:
                 raise Refused(self.path, "an object from outside of the file that is no storage")
 
 
-def parse_torch(path: str, text: bytes) -> Parsed:
-    """Reads the pickle of a file, or of a skeleton that is to become one. Raises Damaged or Refused."""
+def parse_torch(path: str, text: bytes, size: int) -> Parsed:
+    """Reads the pickle of a file of a size, or of a skeleton that is to become one. Raises Damaged or Refused."""
     parsed = Parsed(path)
     grammar = Grammar(NAMES, {OrderedDict: set_attributes}, parsed.persistent)
     parsed.state = Machine(TextSource(path, text), grammar).run()
-    for name, leaf in leaves(path, parsed.state):
-        if isinstance(leaf, StorageRef | Known):
+    unfolded = 0
+    for name, leaf in leaves(path, parsed.state, TensorRef | StorageRef | Known):
+        if not isinstance(leaf, TensorRef):
             raise Refused(path, f"{leaf.name if isinstance(leaf, Known) else 'a storage'} as a value, at {name}")
+        unfolded += leaf.unfolded
+    if unfolded > _UNFOLDED + _MOST_VIEWS * size:
+        raise Refused(path, "more bytes of tensors than its size explains")
+    parsed.state = replace_leaves(path, parsed.state, Blob | Span, lambda _, leaf: plain(leaf))
     return parsed
 
 
@@ -233,9 +251,11 @@ def _tensor(storage: StorageRef, dtype: str, layout: tuple[object, ...]) -> Tens
 
 
 def _counts(values: object) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
+    if not isinstance(values, tuple) or len(values) > _MOST_DIMENSIONS:
+        raise TypeError("a tensor has no shape, or more dimensions than torch knows")
+    if not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
         raise TypeError("a tensor's shape is not made of numbers")
-    if len(values) > _MOST_DIMENSIONS or math.prod(values) >= 1 << 63:
+    if math.prod(values) >= 1 << 63:
         raise ValueError("a tensor's shape is too large")
     return values
 
@@ -257,6 +277,9 @@ def _from_type(function: object, type: object, arguments: object, _: object) -> 
 def _called(function: object, arguments: object) -> TensorRef:
     if not isinstance(function, Known) or function.call is None or not isinstance(arguments, tuple):
         raise TypeError("a tensor is made by no function")
+    if function.call is _from_type:
+        # Nobody counts what is within the arguments of arguments.
+        raise TypeError("a tensor is made by a function by a function")
     made = function.call(*arguments)
     if not isinstance(made, TensorRef):
         raise TypeError("a tensor is made by a function that makes none")
@@ -270,7 +293,7 @@ def _counter(counts: object) -> Counter[Any]:
 
 
 def _device(kind: object, index: object = None) -> Constant:
-    if type(kind) is not str or type(index) not in (int, type(None)):
+    if type(kind) is not str or len(kind) > _LONGEST_PLACE or type(index) not in (int, type(None)):
         raise TypeError("no such device")
     return Constant("torch.device", (kind,) if index is None else (kind, index))
 

@@ -26,7 +26,7 @@ from elastic_adapter.core.checkpoint.trees import leaves, replace
 
 # Every part begins at a multiple of the largest element's size, so that offsets stay whole numbers of elements.
 _CUT = 16
-# Most of what is pickled.
+# Most of what is pickled, and no storage.
 _PLAIN = frozenset((str, int, float, bool, tuple, dict, list, OrderedDict, FunctionType, type, type(None)))
 
 
@@ -91,7 +91,8 @@ class _Parts:
                 return parts.reduced(value)
 
             def persistent_id(self, value: Any) -> Any:
-                return parts.id(value)
+                # Asked of every single number: most of the time that a long list of them takes.
+                return None if type(value) in _PLAIN else parts.id(value)
 
         written = io.BytesIO()
         Pickler(written, protocol=2).dump(state)
@@ -109,6 +110,9 @@ class _Parts:
     def reduced(self, value: Any) -> Any:
         """What torch makes of a tensor, with a part in the place of the storage; nothing for what is no tensor."""
         if not isinstance(value, self._torch.Tensor):
+            if value is bytes:
+                # Pickle asks for the class where bytes are empty.
+                raise Refused("the state", "b'' (torch.load with weights_only=True does not take it)")
             check_import(value, NAMES)
             return NotImplemented
         return self._reduced(value)
@@ -125,8 +129,6 @@ class _Parts:
 
     def id(self, value: Any) -> Any:
         """What stands for a storage in the pickle, as torch.save has it."""
-        if type(value) in _PLAIN:
-            return None
         if isinstance(value, self._torch.storage.TypedStorage) or self._torch.is_storage(value):
             # Of a tensor with attributes, or of another class.
             value = self._part(value)
@@ -180,7 +182,7 @@ class _Loading:
         self._built: dict[int, Any] = {}
 
     def run(self, expected: Expected | None) -> Any:
-        refs = [(name, ref) for name, ref in leaves(self._file.path, self._file.state) if isinstance(ref, TensorRef)]
+        refs = list(leaves(self._file.path, self._file.state, TensorRef))
         mixed = _mixed(ref for _, ref in refs)
         names = Counter(name for name, _ in refs)
         # A name that two tensors have does not say which one is meant.
@@ -199,7 +201,7 @@ class _Loading:
                 self._homes[ref.storage.key] = self._torch.UntypedStorage(ref.storage.nbytes), 0
         read_into(self._file.path, [self._target(key) for key in self._homes], expected)
         with self._torch.no_grad():
-            return replace(self._file.state, self._value)
+            return replace(self._file.path, self._file.state, TensorRef | Constant, self._value)
 
     def _fits(self, tensor: Any, ref: TensorRef) -> bool:
         """Whether the bytes of the storage are those of the tensor, and can be put there directly."""
@@ -220,14 +222,10 @@ class _Loading:
         whole = record.crc32 if size == record.nbytes else None
         return Target(record.offset, memory(storage.data_ptr() + start, size), whole)
 
-    def _value(self, name: str, value: Any) -> Any:
-        match value:
-            case TensorRef():
-                return self._placed(name, value) if name in self._into else self._tensor(value)
-            case Constant():
-                return self._made(lambda: self._constant(value))
-            case _:
-                return value
+    def _value(self, name: str, value: TensorRef | Constant) -> Any:
+        if isinstance(value, Constant):
+            return self._made(lambda: self._constant(value))
+        return self._placed(name, value) if name in self._into else self._tensor(value)
 
     def _placed(self, name: str, ref: TensorRef) -> Any:
         tensor = self._into[name]

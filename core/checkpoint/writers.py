@@ -10,10 +10,12 @@ import socket
 import time
 from pathlib import Path
 
-from elastic_adapter.core.checkpoint.manifest import parse_draft
+from elastic_adapter.core.checkpoint.manifest import is_temporary, parse_draft
 
 # Tokens of what is being deleted, by somebody who may have been killed over it.
 GOING = PRUNED, SWEPT = "pruned", "swept"
+# Of what is being replaced, where that takes two steps: there may be no other copy. Only who replaces it deletes it.
+OLD = "old"
 _YOUNG_S = 3600.0
 _OWNED = re.compile(r"\.staging-[^.]*@([^.]+)-[0-9]+\..*")
 _PROCESS = re.compile(r"(.*)-([0-9]+)-([0-9]+)")
@@ -47,6 +49,11 @@ def owner_of(name: str) -> str | None:
     """Whose a buffer beside checkpoints is, by its name: the process that runs the workers; None: it does not say."""
     found = _OWNED.fullmatch(name)
     return found[1] if found is not None else None
+
+
+def is_replaced(name: str) -> bool:
+    """Whether it is what somebody has put aside to replace it, and no draft."""
+    return is_temporary(name) and name.split(".")[-2] == OLD
 
 
 def is_in_use(path: Path, generation: int, token: str) -> bool:
