@@ -58,8 +58,10 @@ EDGE = {
     *("checkpoint.saver", "checkpoint.command", "checkpoint.link", "checkpoint.framework", "checkpoint.contents"),
     *(
         "checkpoint.buffers",
+        "checkpoint.calls",
         "checkpoint.restoring",
         "checkpoint.single",
+        "checkpoint.overwriting",
         "checkpoint.own_link",
         "checkpoint.writers",
         "checkpoint.connect",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -15,16 +14,15 @@ from elastic_adapter.core.checkpoint.manifest import folder_name
 from helpers.fleet import Fleet
 from helpers.saving_scripts import TRAININGS, Training
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = pytest.mark.timeout(120)
+# How each framework ends the names of its files.
+ENDS = {"torch": "pt", "paddle": "pdparams"}
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(framework, tmp_path):
     path = tmp_path / "train.py"
-    path.write_text(TRAININGS["torch"])
+    path.write_text(TRAININGS[framework])
     return path
 
 
@@ -34,11 +32,11 @@ def training(tmp_path):
 
 
 @pytest.fixture
-def train(launch, script):
+def train(launch, framework, script):
     """Start it on this machine, with two workers."""
 
     def start(training, steps, *flags, step_s=0.005, every=5, **more):
-        command = ("--framework", "torch", "--nproc-per-node", 2, "--no-standby", *flags)
+        command = ("--framework", framework, "--nproc-per-node", 2, "--no-standby", *flags)
         return launch(*command, script, *training.args(steps, step_s, every, **more))
 
     return start
@@ -50,20 +48,22 @@ def flip(path, at=-200):
     path.write_bytes(data)
 
 
-def test_the_newest_is_broken(train, training):
+def test_the_newest_is_broken(train, framework, training):
     """It is named and put aside, and all ranks go on from the one before; if none is whole, nobody begins from zero."""
-    assert train(training, 15).finish() == 0
-    flip(training.root / folder_name(15, 1) / "model.pt")
+    model, rank_1 = f"model.{ENDS[framework]}", f"rank-00001.{ENDS[framework]}"
+    first = train(training, 15)
+    assert first.finish() == 0, first.text
+    assert training.committed() == [15, 10, 5], first.text
+    flip(training.root / folder_name(15, 1) / model)
     again = train(training, 20)
     assert again.finish() == 0, again.text
-    again.seen(rf"{folder_name(15, 1)} is broken: .*model\.pt.*kept as {folder_name(15, 1)}\.broken")
+    again.seen(rf"{folder_name(15, 1)} is broken: .*{model}.*kept as {folder_name(15, 1)}\.broken")
     # Also in the job's own words, which are kept as an event.
     again.seen(rf"\[coordinator\] rank 0 on .*{folder_name(15, 1)} is broken")
     again.seen("begins at step 10", times=2)
     assert training.committed() == [20, 15, 10, 5]
     for step in (20, 15, 10, 5):
-        shutil.rmtree(training.root / folder_name(step, 1) / "rank-00001.pt", ignore_errors=True)
-        os.truncate(training.root / folder_name(step, 1) / "rank-00001.pt", 10)
+        os.truncate(training.root / folder_name(step, 1) / rank_1, 10)
     hopeless = train(training, 25)
     assert hopeless.finish() != 0
     hopeless.seen("no checkpoint in .* is whole")
@@ -72,17 +72,19 @@ def test_the_newest_is_broken(train, training):
     assert "begins at step" not in hopeless.text + third.text
 
 
-def test_a_rank_that_can_not_load(etcd, fleets, script, training, tmp_path):
+def test_a_rank_that_can_not_load(etcd, fleets, framework, script, training):
     """It reports it, and all begin anew from the one before, uncharged; no rank falls back alone."""
-    first = Fleet(tmp_path, etcd.endpoint, "2", "--no-standby", framework="torch", program=script)
+    folder = script.parent
+    first = Fleet(folder, etcd.endpoint, "2", "--no-standby", framework=framework, program=script)
     first.trains_with(training.out, script, *training.args(15, 0.0))
     fleets(first).start("a")
     first.start("b")
     assert {node.finish() for node in first.nodes.values()} == {0}, first.text
-    elsewhere = Training(tmp_path, "elsewhere")
+    assert training.committed() == [15, 10, 5], first.text
+    elsewhere = Training(folder, "elsewhere")
     shutil.copytree(training.root, elsewhere.root)
-    flip(elsewhere.root / folder_name(15, 1) / "model.pt")
-    job = fleets(Fleet(tmp_path, etcd.endpoint, "2", "--no-standby", framework="torch", program=script))
+    flip(elsewhere.root / folder_name(15, 1) / f"model.{ENDS[framework]}")
+    job = fleets(Fleet(folder, etcd.endpoint, "2", "--no-standby", framework=framework, program=script))
     job.trains_with(training.out, script)
     # The first one has rank 0, and finds it whole.
     job.start("a", script=training.args(17, 0.0, 0)).seen("this node leads")
@@ -114,6 +116,23 @@ def test_the_saver_outlives_the_worker(train, training):
     assert training.committed() == [20, 10]
 
 
+def test_the_launcher_sleeps_while_a_job_ends(train, training):
+    """The last checkpoint is made although the launcher hears at once that it was staged, and that all have ended."""
+    training.let(14)
+    launched = train(training, 15)
+    launched.seen(r"begins at step 0", times=2)
+    workers = [int(line.rpartition(" ")[2]) for line in launched.lines if "begins at step 0" in line]
+    until_committed(training, 10)
+    os.kill(launched.process.pid, signal.SIGSTOP)
+    try:
+        training.let(15)
+        until_gone(workers)
+    finally:
+        os.kill(launched.process.pid, signal.SIGCONT)
+    assert launched.finish() == 0, launched.text
+    assert training.committed() == [15, 10, 5], launched.text
+
+
 def test_a_late_save_of_an_older_generation(train, training):
     """It never becomes a checkpoint: the next generation did not wait for it, and has its own."""
     training.let(10)
@@ -129,6 +148,20 @@ def test_a_late_save_of_an_older_generation(train, training):
     training.let(20)
     assert launched.finish() == 0, launched.text
     assert sorted(os.listdir(training.root)) == [folder_name(10, 2), folder_name(20, 2)]
+
+
+def until_committed(training, step):
+    end = time.monotonic() + 30
+    while training.committed()[:1] != [step]:
+        assert time.monotonic() < end, f"no checkpoint of step {step}"
+        time.sleep(0.01)
+
+
+def until_gone(pids):
+    end = time.monotonic() + 30
+    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < end, f"{alive} did not end"
+        time.sleep(0.01)
 
 
 def until_done(training, steps):

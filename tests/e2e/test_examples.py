@@ -57,6 +57,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
+@pytest.mark.quiet
 @pytest.mark.timeout(120)
 def test_woken_standbys_train_to_the_same_weights_as_fresh_processes(launch, script, tmp_path, framework):
     """What a framework reads while it is imported, and what it makes then, is the same in a process that waited."""
@@ -72,6 +73,7 @@ def test_woken_standbys_train_to_the_same_weights_as_fresh_processes(launch, scr
     assert weights(framework, tmp_path / "fresh") == weights(framework, tmp_path / "woken")
 
 
+@pytest.mark.quiet
 @pytest.mark.timeout(120)
 def test_demo(framework):
     """The demo kills a worker and shows that training goes on from its checkpoint."""

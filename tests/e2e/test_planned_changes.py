@@ -46,6 +46,9 @@ def test_sigterm_and_start_again(launch, framework, tmp_path):
     for _ in range(2):
         first = launch(*command)
         first.seen(r"begins at step", times=2)
+        # Nobody knows of the very first step whether it can be asked to save.
+        while sum(each.step == 1 for each in training.used()) < 2:
+            time.sleep(0.01)
         time.sleep(rng.uniform(0.05, 0.4))
         first.signal(signal.SIGTERM)
         assert first.finish() == 128 + signal.SIGTERM, first.text
@@ -60,9 +63,29 @@ def test_sigterm_and_start_again(launch, framework, tmp_path):
     training.check_samples()
 
 
-@pytest.mark.parametrize(
-    ("framework", "join"), [("torch", "immediate"), ("torch", "checkpoint"), ("paddle", "immediate")]
-)
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_sigterm_after_the_last_step(launch, framework, tmp_path):
+    """A training that is done has nothing to stop; but its last checkpoint is still to be written, and is."""
+    script, training = written(framework, tmp_path), Training(tmp_path, "done")
+    training.let(9)
+    job = launch("--framework", framework, "--no-standby", script, *training.args(10, 0.0, 10))
+    job.seen("begins at step 0")
+    saver = job.saver()
+    os.kill(saver, signal.SIGSTOP)
+    training.let(10)
+    job.seen("the job is over; the checkpoint of step 10 is still being written")
+    job.signal(signal.SIGTERM)
+    job.seen("SIGTERM received")
+    # Longer than a signal takes that ends the job at once.
+    time.sleep(1.0)
+    os.kill(saver, signal.SIGCONT)
+    assert job.finish() == 0, job.text
+    assert training.committed() == [10]
+    assert once(training) == 10
+
+
+@pytest.mark.parametrize("join", ["immediate", "checkpoint"])
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_nodes_join_and_leave(etcd, fleets, framework, join, tmp_path):
     """Each change of the world begins where the last one ended, without a checkpoint that was due anyway."""
     script, training = written(framework, tmp_path), Training(tmp_path, "elastic")
@@ -106,3 +129,23 @@ def test_a_joiner_that_goes_again(etcd, fleets, tmp_path):
     assert node.finish() == 0, node.text
     assert once(training)
     assert job.generations() == [1]
+
+
+def test_a_worker_dies_before_it_saves(etcd, fleets, tmp_path):
+    """It is a failure like any other, and the log says why: not only a part of the change that was planned."""
+    script, training = written("torch", tmp_path), Training(tmp_path, "elastic")
+    flags = ("--quiet-time", 0.2, "--no-standby", "--max-restarts", 1)
+    job = fleets(Fleet(tmp_path, etcd.endpoint, "1:2", *flags, framework="torch", program=script))
+    job.trains_with(training.out, script, *training.args(10**6, 0.01, 100000))
+    training.let(20)
+    node = job.start("a")
+    pid = int(node.seen(r"begins at step 0, pid (\d+)")[1])
+    job.until(lambda: job.steps() and job.steps()[-1].step == 19, "a world that waits")
+    job.start("b")
+    node.seen("all ranks are asked to save: nodes join")
+    os.kill(pid, signal.SIGKILL)
+    node.seen(r"was killed by SIGKILL.*restart 1 of 1")
+    training.let(10**6)
+    job.trains("a", "b", within_s=WITHIN_S)
+    (training.out / "stop").touch()
+    assert {each.finish() for each in job.nodes.values()} == {0}, job.text

@@ -19,8 +19,7 @@ pytestmark = [
 BEGIN = """
 import os, sys, time
 import torch
-from elastic_adapter.adapters.pytorch import Checkpointer
-from elastic_adapter.core.checkpoint.checkpointer import NotSaved
+from elastic_adapter.adapters.pytorch import Checkpointer, NotSaved
 
 torch.set_num_threads(1)
 root, rank = sys.argv[1], int(os.environ["RANK"])

@@ -276,7 +276,7 @@ def test_preloaded_torch_is_like_imported_torch(compare, place):
 
 
 LOADER = """
-import os, sys, torch
+import os, sys, threading, torch
 from torch.utils.data import DataLoader, Dataset
 
 class Squares(Dataset):
@@ -289,6 +289,11 @@ if __name__ == "__main__":
     os.environ["MAIN"] = str(os.getpid())
     loader = DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="spawn")
     print([[values.tolist(), below_main.tolist()] for values, below_main in loader])
+    # torch does not wait for the threads that feed its workers. In any Python, one that is cut off between removing its
+    # semaphores and saying so leaves multiprocessing to complain of a leak.
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(60)
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -157,7 +158,7 @@ def test_verify(root):
     assert told("list", root)[0][1] == (40, "complete", "")
 
 
-@pytest.mark.parametrize("how", ["longer", "no manifest", "manifest", "renamed", "a folder", "no folder"])
+@pytest.mark.parametrize("how", ["longer", "no manifest", "manifest", "renamed", "a pipe", "a folder", "no folder"])
 def test_what_is_broken(tmp_path, how):
     """Is seen by both; the one before is not touched by it."""
     save(tmp_path, 10)
@@ -175,6 +176,10 @@ def test_what_is_broken(tmp_path, how):
         case "renamed":
             place.rename(tmp_path / folder_name(20, 2))
             why = "its manifest is of step 20, generation 1"
+        case "a pipe":
+            (place / MANIFEST).unlink()
+            os.mkfifo(place / MANIFEST)
+            why = "manifest.json is no plain file"
         case "a folder":
             (place / "model.bin").unlink()
             (place / "model.bin").mkdir()
@@ -310,6 +315,16 @@ def endless(tmp_path):
     return tmp_path
 
 
+@contextlib.contextmanager
+def verifying(endless, **options):
+    """The command at its work, which ends with the block at the latest."""
+    with subprocess.Popen([*COMMAND, "verify", str(endless)], stdout=subprocess.PIPE, text=True, **options) as shown:
+        try:
+            yield shown
+        finally:
+            shown.kill()
+
+
 def opened(process, name):
     """Wait until a process has a file open."""
     for _ in range(1000):
@@ -327,8 +342,7 @@ def opened(process, name):
 
 def test_an_interrupt(endless):
     """Ends it with 130 and without a word, wherever it is; no bar where nobody looks."""
-    argv = [*COMMAND, "verify", str(endless)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
+    with verifying(endless, stderr=subprocess.PIPE) as shown:
         opened(shown, "model.bin")
         shown.send_signal(signal.SIGINT)
         assert shown.communicate(timeout=50) == ("", "")
@@ -338,9 +352,8 @@ def test_an_interrupt(endless):
 def test_the_bar(endless):
     """On a terminal, long work has one, and it is gone at the end."""
     ours, theirs = pty.openpty()
-    argv = [*COMMAND, "verify", str(endless)]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=theirs, env=environ, text=True) as shown:
+    with verifying(endless, stderr=theirs, env=environ) as shown:
         os.close(theirs)
         text = b""
         while b"TiB" not in text:
@@ -358,6 +371,39 @@ def test_the_bar(endless):
     assert b"Traceback" not in text
     # The cursor is shown again.
     assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l")
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+def test_all_are_replaced_while_they_are_looked_at(tmp_path, monkeypatch, command):
+    """Then there are newer ones, and those are shown."""
+    save(tmp_path, 1)
+    listed = os.listdir
+    names = listed(tmp_path)
+
+    def slow(path):
+        found = listed(path)
+        if found == names:
+            save(tmp_path, 2)
+            Store(tmp_path).prune(folder_name(2, 1), 1, None)
+        return found
+
+    monkeypatch.setattr(os, "listdir", slow)
+    found, code = told(command, tmp_path)
+    assert (code, [step for step, _, _ in found]) == (0, [2])
+
+
+def test_all_are_deleted_while_they_are_looked_at(tmp_path, monkeypatch):
+    """Then there are none."""
+    save(tmp_path, 1)
+    listed = os.listdir
+
+    def slow(path):
+        found = listed(path)
+        shutil.rmtree(tmp_path / folder_name(1, 1), ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(os, "listdir", slow)
+    assert told("list", tmp_path) == ([], 0)
 
 
 def test_while_a_job_saves_and_deletes(tmp_path):

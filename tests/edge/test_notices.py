@@ -1,8 +1,13 @@
 """What a worker hears from its agent over the socket of notices."""
 
 import asyncio
+import contextlib
+import json
+import resource
 import shutil
+import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +41,7 @@ def listen(path):
 def told(path, story):
     async def main():
         board = NoticeBoard(path)
-        await board.open()
+        board.open()
         try:
             return await story(board)
         finally:
@@ -128,3 +133,163 @@ def test_the_end_of_the_agent_is_the_end_of_notices(path, listen):
         return await heard(listener, None)
 
     assert told(path, story) is None
+
+
+@pytest.mark.parametrize("told_before", [False, True], ids=["nothing unread", "with something unread"])
+def test_last_words(path, told_before):
+    """What a worker said before it went is heard, also if it was just being told something when it had gone."""
+
+    async def story(board):
+        said, listeners, over = [], [], asyncio.Event()
+
+        def hear(listener, message):
+            listeners.append(listener)
+            said.append(message)
+
+        board.hear, board.gone = hear, lambda _: over.set()
+        with socket.socket(socket.AF_UNIX) as worker:
+            worker.connect(path)
+            worker.sendall(b'{"step": 1}\n')
+            while not said:
+                await asyncio.sleep(0.01)
+            if told_before:
+                board.tell(notice="drain")
+            worker.sendall(b'{"step": 2}\n{"step": 3}\n')
+        # The board has not had a chance to read since.
+        listeners[0].tell(settled=1)
+        listeners[0].tell(settled=2)
+        await asyncio.wait_for(over.wait(), 10)
+        return said
+
+    assert told(path, story) == [{"step": 1}, {"step": 2}, {"step": 3}]
+
+
+@pytest.mark.parametrize("known_before", [True, False], ids=["known", "not taken yet"])
+def test_what_was_said_by_now_is_heard_at_once(path, known_before):
+    """Whoever is to act on it need not wait for the loop's next turns, in which other news may come first."""
+
+    async def story(board):
+        said, gone = [], []
+        board.hear, board.gone = (lambda _, message: said.append(message["step"])), gone.append
+        with socket.socket(socket.AF_UNIX) as worker:
+            worker.connect(path)
+            if known_before:
+                await asyncio.sleep(0.1)
+            worker.sendall(b"".join(json.dumps({"step": step}).encode() + b"\n" for step in range(1000)))
+            worker.sendall(b'{"step": ')
+            board.drain()
+            here = list(said)
+            worker.sendall(b"1000}\n")
+        board.drain()
+        return here, said, len(gone)
+
+    assert told(path, story) == (list(range(1000)), list(range(1001)), 0)
+
+
+def test_who_never_stops_talking_is_not_heard_for_ever(path):
+    """What is said while all is heard that was said before has its turn later."""
+
+    async def story(board):
+        said = []
+        board.hear = lambda _, message: (said.append(message), worker.sendall(b'{"step": 1}\n'))
+        with socket.socket(socket.AF_UNIX) as worker:
+            worker.connect(path)
+            worker.sendall(b'{"step": 0}\n')
+            board.drain()
+            here = list(said)
+            await asyncio.sleep(0.1)
+        return here, len(said) > 1
+
+    assert told(path, story) == ([{"step": 0}], True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"{\n", b"\xff\n", b"x" * (2 << 20), b"[" * 100_000 + b"\n"],
+    ids=["torn", "no text", "without an end", "nested"],
+)
+def test_who_can_not_be_understood_is_not_listened_to(path, words):
+    """And harms nobody else."""
+
+    async def story(board):
+        said, over = [], asyncio.Event()
+        board.hear, board.gone = (lambda _, message: said.append(message)), lambda _: over.set()
+        with socket.socket(socket.AF_UNIX) as bad, socket.socket(socket.AF_UNIX) as good:
+            bad.connect(path)
+            good.connect(path)
+            sending = asyncio.get_running_loop().run_in_executor(None, try_to_send, bad, words)
+            await asyncio.wait_for(over.wait(), 10)
+            await sending
+            good.sendall(b'7\n{"step": 1}\n')
+            while not said:
+                await asyncio.sleep(0.01)
+        return said
+
+    assert told(path, story) == [{"step": 1}]
+
+
+def try_to_send(worker, words):
+    with contextlib.suppress(OSError):
+        worker.sendall(words)
+
+
+def test_more_come_than_there_are_descriptors(path):
+    """Those who can't be taken are taken later; the agent goes on meanwhile."""
+
+    async def story(board):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket(socket.AF_UNIX) as worker:
+            worker.connect(path)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (worker.fileno(), limits[1]))
+            try:
+                turns = 0
+                end = time.monotonic() + 0.3
+                while time.monotonic() < end:
+                    await asyncio.sleep(0.01)
+                    turns += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            said = []
+            board.hear = lambda _, message: said.append(message)
+            worker.sendall(b'{"step": 1}\n')
+            for _ in range(1000):
+                await asyncio.sleep(0.01)
+                if said:
+                    break
+        return turns > 1, said
+
+    assert told(path, story) == (True, [{"step": 1}])
+
+
+def test_who_does_not_read_loses_whole_lines(path):
+    """However long it did not, what it reads then is no torn line, and what comes after that is heard."""
+
+    async def story(board):
+        with socket.socket(socket.AF_UNIX) as worker:
+            worker.connect(path)
+            await asyncio.sleep(0.1)
+            for number in range(2000):
+                board.tell(number=number, reason="x" * 1000)
+            worker.settimeout(10)
+            with worker.makefile("rb") as lines:
+                first = [json.loads(lines.readline())["number"] for _ in range(10)]
+                reading = asyncio.get_running_loop().run_in_executor(None, until_told, lines, "end")
+                while not reading.done():
+                    board.tell(number="end", reason="")
+                    await asyncio.sleep(0.05)
+                return first, await reading
+
+    first, rest = told(path, story)
+    assert first == list(range(10))
+    assert rest == list(range(10, 10 + len(rest)))
+    assert len(rest) < 1900, "nothing is kept without bound"
+
+
+def until_told(lines, last):
+    found = []
+    for line in lines:
+        number = json.loads(line)["number"]
+        if number == last:
+            return found
+        found.append(number)
+    return None

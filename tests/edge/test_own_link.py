@@ -218,6 +218,7 @@ def test_an_answer_that_is_none(tmp_path, monkeypatch):
     """What comes after it is not taken for the answer to something else: another saver is asked."""
     link = OwnLink(None, memory=tmp_path)
     link.open(str(tmp_path / "root"))
+    link.attend()
     wait_until(lambda: link._saver.pid is not None)
     first, read = link._saver.pid, frames.read
     with monkeypatch.context() as patched:
@@ -250,6 +251,7 @@ from elastic_adapter.core.checkpoint.buffers import beside
 from elastic_adapter.core.checkpoint.own_link import OwnLink
 link = OwnLink(None, memory=Path(sys.argv[1]))
 post = link.open(sys.argv[2])
+link.attend()
 (post.folder / "buffer").write_bytes(b"x")
 for path in beside(Path(sys.argv[2]), post.slot, post.token):
     path.parent.mkdir(exist_ok=True)
@@ -342,10 +344,20 @@ def test_whose_a_buffer_beside_checkpoints_is(tmp_path):
         assert is_in_use(path, 3, "run1") is used, path
 
 
+def test_who_only_restores_needs_no_saver(tmp_path):
+    """It would take the CPUs from the restore."""
+    link = OwnLink(None, memory=tmp_path)
+    folder = link.open(str(tmp_path / "root")).folder
+    assert link.resume(lambda: Found(())) is None
+    link.close()
+    assert (link._saver.pid, folder.exists()) == (None, False)
+
+
 def test_a_saver_that_is_cut_off_leaves_the_buffers(tmp_path):
     """As long as the program lives: another one is to write them."""
     link = OwnLink(None, memory=tmp_path)
     folder = link.open(str(tmp_path / "root")).folder
+    link.attend()
     wait_until(lambda: link._saver.pid is not None)
     link._saver.close()
     assert folder.exists()
@@ -359,25 +371,34 @@ class TestWhoIsAsked:
     @pytest.fixture(autouse=True)
     def agent(self, monkeypatch, tmp_path):
         monkeypatch.setitem(
-            sys.modules, "elastic_adapter.core.checkpoint.agent_link", SimpleNamespace(AgentLink=lambda: "the agent's")
+            sys.modules,
+            "elastic_adapter.core.checkpoint.agent_link",
+            SimpleNamespace(AgentLink=lambda group: "the agent's"),
         )
-        monkeypatch.setenv("ELASTIC_NOTICES", "/some/socket")
+        monkeypatch.setenv("ELASTIC_NOTICES", f"{tmp_path}/socket")
+        monkeypatch.setenv("ELASTIC_GENERATION", "2")
         monkeypatch.setenv("ELASTIC_SAVE_PAGE", "/some/page")
         monkeypatch.setenv("ELASTIC_PROGRESS", str(tmp_path / "progress"))
 
     @pytest.mark.parametrize("owner", [0, os.getpid()], ids=["nobody", "this one"])
     def test_a_worker(self, tmp_path, owner):
         (tmp_path / "progress").write_bytes(struct.pack("qqqq", 1, 0, 0, owner))
-        assert connect(SimpleNamespace()) == "the agent's"
+        assert connect(SimpleNamespace(), "/checkpoints") == "the agent's"
+
+    def test_a_second_folder(self, tmp_path, caplog):
+        """The launcher goes on from one checkpoint, and so has one folder: the others are told that they are not it."""
+        for root, served in (("/a", True), ("/b", False), ("/a", True), ("/b", False)):
+            assert (connect(SimpleNamespace(), root) == "the agent's") is served
+        assert "the launcher keeps the checkpoints of /a; those of /b are saved and restored as without" in caplog.text
 
     def test_a_child_of_a_worker(self, tmp_path):
         """It is no rank, although its variables say so."""
         (tmp_path / "progress").write_bytes(struct.pack("qqqq", 1, 0, 0, os.getppid()))
-        link = connect(SimpleNamespace(place=lambda: (3, 8)))
+        link = connect(SimpleNamespace(place=lambda: (3, 8)), str(tmp_path))
         post = link.open(str(tmp_path))
         link.close()
         assert (post.rank, post.world_size) == (0, 1)
 
     def test_without_the_launcher(self, monkeypatch):
         monkeypatch.delenv("ELASTIC_SAVE_PAGE")
-        assert isinstance(connect(SimpleNamespace()), OwnLink)
+        assert isinstance(connect(SimpleNamespace(), "/checkpoints"), OwnLink)

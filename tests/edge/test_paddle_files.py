@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 from collections import Counter, OrderedDict
 
@@ -18,6 +19,7 @@ from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Ref
 from elastic_adapter.core.checkpoint.hashing import digest, verify_file, verify_sample
 from elastic_adapter.core.checkpoint.paddlefile import ArrayRef, TensorRef, read_paddle, write_paddle
 from elastic_adapter.core.checkpoint.paddlestate import load_paddle, skeleton
+from elastic_adapter.core.checkpoint.sources import LONG
 from elastic_adapter.core.checkpoint.trees import DEEPEST
 from helpers.frameworks import imported
 
@@ -106,6 +108,16 @@ def others():
     }
 
 
+def strings_of_bytes():
+    """Short ones, and long ones, which are not read with what surrounds them."""
+    short, *long = (np.random.default_rng(count).bytes(count) for count in (1, LONG - 1, LONG, LONG + 1))
+    return {
+        "values": [b"", short, *long, bytearray(), bytearray(short), *map(bytearray, long)],
+        "inside": [(short, "x"), (long[1], "x"), {short, 5}],
+        "keys": {short: 1, (short, 5): 2, long[1]: 3},
+    }
+
+
 STATES = {
     "a model": lambda: {**trained()[0].state_dict()},
     "an optimizer": lambda: {**trained()[1].state_dict()},
@@ -143,6 +155,7 @@ def assert_same(left, right):
         assert left.tobytes() == right.tobytes()
     elif isinstance(left, dict):
         assert list(left) == list(right)
+        assert [type(key) for key in left] == [type(key) for key in right]
         for key in left:
             assert_same(left[key], right[key])
     elif isinstance(left, list | tuple):
@@ -503,6 +516,10 @@ ODD = {
     "a negative shape": (array(shape=b"J\xfe\xff\xff\xff\x85"), Damaged),
     "a shape that is none": (array(shape=b"N"), Damaged),
     "a shape of many dimensions": (array(shape=b"(" + b"K\x01" * 65 + b"t", code=b"f8"), Damaged),
+    "a large shape without elements": (
+        array(shape=b"\x8a\x08" + (1 << 62).to_bytes(8, "little") + b"K\0\x86", code=b"u4", data=b"C\0"),
+        Damaged,
+    ),
     "elements in a list": (array(data=b"]"), Damaged),
     "another version": (array(version=b"K\x02"), Damaged),
     "another class": (array(kind=b"memmap"), Refused),
@@ -527,6 +544,14 @@ ODD = {
     ),
     "a table of names that are lists": (
         b"}(X\x1b\0\0\0StructuredToParameterName@@}K\x01]sK\x01" + array() + b"u",
+        Damaged,
+    ),
+    "a table of parts that are made of parts": (
+        b"}(X\x15\0\0\0UnpackBigParamInfor@@}(X\x01\0\0\0v}(X\x06\0\0\0slices](X\x01\0\0\0aX\x01\0\0\0be"
+        b"X\x0b\0\0\0OriginShapeK\x04\x85u"
+        b"X\x01\0\0\0w}(X\x06\0\0\0slices](X\x01\0\0\0veX\x0b\0\0\0OriginShapeK\x04\x85uu"
+        + b"X\x01\0\0\0a%bX\x01\0\0\0b%bu"
+        % (array(), array()),
         Damaged,
     ),
     "a table of parts with a tuple": (
@@ -570,6 +595,65 @@ def test_one_string_of_bytes_is_one_array(tmp_path):
     (tmp_path / "a").write_bytes(b"\x80\x03(" + first + more * 1000 + b"t.")
     with pytest.raises(Refused, match="more bytes of arrays than it has"):
         read_paddle(str(tmp_path / "a"))
+
+
+def test_one_text_is_one_array(tmp_path):
+    """The oldest protocol writes bytes as a text. They are not made of it for a thousand arrays."""
+    text = b"X" + (1 << 20).to_bytes(4, "little") + b"a" * (1 << 20) + b"q\0"
+    shape = b"J\x00\x00\x10\x00\x85"
+    first = array(code=b"u1", order=b"|", shape=shape, data=text)
+    more = array(code=b"u1", order=b"|", shape=shape, data=b"h\0")
+    path = str(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"\x80\x02" + first + b".")
+    assert read_paddle(path).state.array.nbytes == 1 << 20
+    (tmp_path / "a").write_bytes(b"\x80\x02(" + first + more * 1000 + b"t.")
+    tracemalloc.start()
+    with pytest.raises(Refused, match="more changes of a value of the type ArrayRef than its size explains"):
+        read_paddle(path)
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def test_a_state_is_as_deep_as_it_is_without_its_tables(tmp_path):
+    """A table can hold each of a thousand nested lists, so that none of them seems to be deep."""
+    lists = [[]]
+    for _ in range(1000):
+        lists.append([lists[-1]])
+    cut = {"OriginShape": (2,), "slices": ["part"], "more": lists}
+    with open(tmp_path / "a", "wb") as file:
+        pickle.dump({"UnpackBigParamInfor@@": {"w": cut}, "part": np.arange(2), "deep": lists[-1]}, file, protocol=4)
+    with pytest.raises(Damaged, match=f"it is nested deeper than {DEEPEST} levels"):
+        read_paddle(str(tmp_path / "a"))
+
+
+def test_a_long_list_of_numbers_costs_little_to_save():
+    """No more than its text: it may be there at each save."""
+    state = {"order": list(range(1_000_000)), "w": paddle.ones([3])}
+    tracemalloc.start()
+    made, _ = skeleton(paddle, state)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 8 * len(made.text)
+
+
+def test_strings_of_bytes(tmp_path):
+    """They come back as what they were. paddle.load takes them in some places, and not beside tensors."""
+    path, state = str(tmp_path / "a"), {"extra": strings_of_bytes()}
+    write(path, state)
+    assert_same(paddle.load(path), state)
+    assert_same(load_paddle(paddle, path), state)
+    beside = {"bytes": state, "tensor": paddle.arange(3)}
+    write(path, beside)
+    assert_same(load_paddle(paddle, path), beside)
+
+
+def test_one_string_of_bytes_is_read_once(tmp_path):
+    """A thousand times the same megabyte, as values and as keys, is a megabyte."""
+    text = b"B" + (1 << 20).to_bytes(4, "little") + bytes(1 << 20) + b"q\0"
+    (tmp_path / "a").write_bytes(b"\x80\x03](" + text + b"h\0" * 1000 + b"}h\0Ns" * 1000 + b"e.")
+    first, *others = read_paddle(str(tmp_path / "a")).state
+    assert (type(first), len(first)) == (bytes, 1 << 20)
+    assert {id(each if type(each) is bytes else next(iter(each))) for each in others} == {id(first)}
 
 
 # What a disk could do

@@ -5,7 +5,9 @@ import pickle
 import random
 import struct
 import sys
+import tracemalloc
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import given
 from elastic_adapter.core.checkpoint.files import Damaged, Hole, Refused, Skeleton
 from elastic_adapter.core.checkpoint.pickles import PLAIN_NAMES, Constant, Grammar, Known, Machine, set_attributes
 from elastic_adapter.core.checkpoint.sources import LONG, FileSource, Span, TextSource
-from elastic_adapter.core.checkpoint.trees import DEEPEST, culprit, leaves, replace
+from elastic_adapter.core.checkpoint.trees import DEEPEST, check_depth, culprit, join, leaves, replace
 
 PLAIN = Grammar(PLAIN_NAMES, {OrderedDict: set_attributes})
 
@@ -78,15 +80,18 @@ def test_what_is_tied_stays_tied():
 
 
 def test_attributes_of_an_ordered_dict_are_kept():
-    """The state of a torch module has one, but none may take the place of a method."""
+    """The state of a torch module has one. Any other is refused: it could be a method, or the shape of a tensor."""
     state = OrderedDict(a=1)
     state._metadata = {"": {"version": 1}}
     assert load(pickle.dumps(state, protocol=2))._metadata == {"": {"version": 1}}
-    for name in (b"items", b"__class__", b"update"):
+    for name in (b"items", b"__class__", b"update", b"shape"):
         named = b"X" + struct.pack("<I", len(name)) + name
         text = pickle.dumps(state, protocol=2).replace(b"X\x09\0\0\0_metadata", named)
-        with pytest.raises(Damaged, match="an OrderedDict can't be changed like this"):
+        with pytest.raises(Refused, match=f"an OrderedDict with the attribute '{name.decode()}'"):
             load(text)
+    for wrong in (b"K\x05", b"}K\x01K\x02s"):
+        with pytest.raises(Damaged, match="an OrderedDict can't be changed like this"):
+            load(b"ccollections\nOrderedDict\n)R" + wrong + b"b.")
 
 
 def test_long_bytes_stay_in_the_file():
@@ -219,6 +224,7 @@ ODD = {
     "an odd number of items": b"}(K\x01K\x02K\x03u.",
     "a key that is a list": b"}]K\x01s.",
     "a key that is a deep tuple": b"}K\x01\x85\x85K\x01s.",
+    "a key that is a long tuple": b"}(" + b"N" * 101 + b"tK\x01s.",
     "a key that is a function": b"}ccollections\nOrderedDict\nK\x01s.",
     "additions to a list": b"]\x80\x04(K\x01\x90.",
     "a name that is a number": b"\x80\x04K\x01\x8c\x01a\x93.",
@@ -289,6 +295,75 @@ def test_calls_can_not_multiply_what_is_there():
     assert len(load(b"(" + remembered + b"h\x01h\0h\x02\x86R" + b"t.")) == 4
 
 
+def test_calls_with_many_arguments_are_counted():
+    """Ten thousand times the same ten thousand, which nobody has to copy."""
+    grammar = Grammar({"t.a": Known("t.a", lambda *_: None)}, {})
+    arguments = b"ct\na\nq\0(" + b"N" * 10_000 + b"tq\x01"
+    with pytest.raises(Refused, match=r"more calls of t\.a than its size explains"):
+        load(b"(" + arguments + b"h\0h\x01R" * 10_000 + b"t.", grammar)
+    assert load(b"(" + arguments + b"h\0h\x01R" + b"t.", grammar)[-1] is None
+
+
+def test_changes_can_not_multiply_what_is_there():
+    """Ten thousand things with the same thousand attributes."""
+    grammar = Grammar(
+        {"t.a": Known("t.a", SimpleNamespace)}, {SimpleNamespace: lambda made, state: vars(made).update(state)}
+    )
+    names = b"".join(b"X\x04\0\0\0" + f"n{at:03}".encode() + b"N" for at in range(1000))
+    made = b"ct\na\nq\x01}(" + names + b"uq\x02"
+    with pytest.raises(Refused, match=r"more changes of a value of the type SimpleNamespace than its size explains"):
+        load(b"(" + made + b"h\x01)Rh\x02b" * 10_000 + b"t.", grammar)
+    assert load(b"(" + made + b"h\x01)Rh\x02b" + b"t.", grammar)[-1].n999 is None
+
+
+def test_a_key_is_as_much_as_it_was_written():
+    """A tuple that is a key of many dicts is not copied for each."""
+    key, *dicts = load(b"((" + b"N" * 100 + b"tq\0" + b"}h\0Ns" * 100 + b"t.")
+    assert all(next(iter(each)) is key for each in dicts)
+
+
+# Of all keys of a kind the hash is the same, on any machine.
+PRIME, IMAGINARY = sys.hash_info.modulus, sys.hash_info.imag
+ALIKE = {
+    "ints": [PRIME * at for at in range(20_000)],
+    "complex numbers": [complex(-IMAGINARY * at, at) for at in range(20_000)],
+    "tuples": [(1, PRIME * at) for at in range(20_000)],
+}
+INTO = {
+    "a dict": (b"}(", b"N", b"u."),
+    "a dict, one by one": (b"}", b"Ns", b"."),
+    "a set": (b"\x8f(", b"", b"\x90."),
+    "a frozenset": (b"(", b"", b"\x91."),
+    "a set that is called": (b"c__builtin__\nset\n](", b"", b"e\x85R."),
+    "an ordered dict": (b"ccollections\nOrderedDict\n](", b"N\x86", b"e\x85R."),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+@pytest.mark.parametrize("into", INTO)
+def test_keys_that_were_made_to_collide_are_refused(kind, into):
+    """Of a million such keys a dict takes hours to make, whichever way they get into it."""
+    assert len(set(map(hash, ALIKE[kind]))) == 1
+    begin, after, end = INTO[into]
+    keys = b"".join(pickle.dumps(key, protocol=2)[2:-1] + after for key in ALIKE[kind])
+    with pytest.raises(Damaged, match=r"too many keys have the same hash"):
+        load(begin + keys + end)
+
+
+def test_keys_that_honest_dicts_have():
+    """Some of them have the same hash as well, and a dict may be long."""
+    for keys in (
+        [sign << at for at in range(2000) for sign in (1, -1)],
+        [2.0**at for at in range(-1000, 1000)],
+        [0, False, -1, -2, -1.0, -2.0, 1 << 61, (1 << 61) - 1, (), ((1 << 61) - 1,), (0,), None, "", b"a"],
+        [(at, -at, "a", 0.5 * at, None) for at in range(3000)],
+        [random.Random(at).getrandbits(128) for at in range(3000)],
+        [tuple(range(100))],
+    ):
+        made = [dict.fromkeys(keys, 1), set(keys), dict.fromkeys(keys, 2)]
+        assert load(pickle.dumps(made, protocol=2)) == made
+
+
 # What a walk over a state meets
 
 
@@ -310,11 +385,11 @@ def test_a_walk_is_as_long_as_the_pickle():
     for _ in range(50):
         tree = [tree] * 10
     assert [value for _, value in leaves("x.pt", tree)] == [1]
-    assert replace(tree, lambda _, value: value) is tree
+    assert replace("x.pt", tree, object, lambda _, value: value) is tree
     tree = (1,)
     for _ in range(50):
         tree = (tree,) * 10
-    changed = replace(tree, lambda _, value: 2 if value == 1 else value)
+    changed = replace("x.pt", tree, object, lambda _, value: 2 if value == 1 else value)
     for _ in range(50):
         changed = changed[9]
     assert changed == (2,)
@@ -325,7 +400,7 @@ def test_a_walk_ends_where_a_list_holds_itself():
     tree = [1, {"a": 2}]
     tree[1]["self"] = tree
     assert list(leaves("x.pt", tree)) == [("0", 1), ("1/a", 2)]
-    assert replace(tree, lambda _, value: value + 1) is tree
+    assert replace("x.pt", tree, object, lambda _, value: value + 1) is tree
     assert (tree[0], tree[1]["a"], tree[1]["self"] is tree) == (2, 3, True)
 
 
@@ -334,6 +409,85 @@ def test_names_tell_the_way():
     shared = "s"
     tree = {"model": {"fc.weight": shared}, "optimizer": {"state": {0: [shared]}}, (1, "a"): 2.0}
     assert list(leaves("x.pt", tree)) == [("model/fc.weight", "s"), ("optimizer/state/0/0", "s"), ("(1, 'a')", 2.0)]
+
+
+@pytest.mark.parametrize(
+    "key", ["k" * 10**7, b"k" * 10**7, ("k" * 10**7,), 10**10**4], ids=["str", "bytes", "tuple", "int"]
+)
+def test_names_are_short_where_keys_are_not(key):
+    """What a thousand values below a key of ten megabytes are called fits into a megabyte or two."""
+    names = [name for name, _ in leaves("x.pt", {key: list(range(1000))})]
+    assert sum(map(len, names)) < 2 << 20
+    assert [name.rpartition("/")[2] for name in names] == [str(at) for at in range(1000)]
+    replace("x.pt", {key: [1]}, object, lambda name, _: names.append(name))
+    assert len(names[-1]) < 2000
+
+
+def peak(run):
+    """How many bytes of memory it takes, beside what there is."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_are_short_where_many_keys_are_long():
+    """Far below them are ten thousand values; of eleven kilobytes came names of a gigabyte."""
+    tree = [None] * 10_000
+    for _ in range(98):
+        tree = {"k" * 1000: tree}
+
+    def walk():
+        assert all(len(name) <= 2000 for name, _ in leaves("x.pt", tree))
+        replace("x.pt", tree, object, lambda name, value: value if len(name) <= 2000 else 1 / 0)
+
+    assert peak(walk) < 4 << 20
+
+
+def test_no_name_is_made_that_nobody_asked_for():
+    """Nor is anything else made of each item of a long list."""
+    tree = {"order": list(range(1_000_000)), "names": ("a",) * 1_000_000, "last": {5: b"x"}}
+    assert list(leaves("x.pt", tree, bytes)) == [("last/5", b"x")]
+    assert peak(lambda: list(leaves("x.pt", tree, bytes))) < 1 << 20
+    assert peak(lambda: check_depth("x.pt", tree)) < 1 << 20
+    assert peak(lambda: replace("x.pt", tree, bytes, lambda name, value: name.encode() + value)) < 1 << 20
+    assert tree["last"] == {5: b"last/5x"}
+
+
+def test_a_key_is_not_written_down_to_be_cut():
+    """Each of these is a few bytes in a file that has the text once."""
+    long = ("k" * 10**6,) * 100
+    assert peak(lambda: join("", long)) < 1 << 20
+    assert join("", long) == repr(long)[:1000]
+
+
+@given(st.lists(SCALARS).map(tuple))
+def test_a_tuple_is_named_as_python_writes_it(key):
+    """Names are in the manifests of older checkpoints."""
+    if len(repr(key)) < 1000:
+        assert join("a", key) == f"a/{key!r}"
+
+
+def test_a_tuple_that_holds_itself_is_refused():
+    """What would become of it is not known before it is done; a list that holds itself stays what it is."""
+    lists = tuple([] for _ in range(1000))
+    for each in lists:
+        each.append(lists)
+    with pytest.raises(Refused, match=r"x\.pt was refused: it asks for a tuple that holds itself, which"):
+        replace("x.pt", lists, int, lambda _, value: value)
+    outer = [1]
+    outer.append((outer, 1))
+    assert replace("x.pt", outer, int, lambda _, value: value + 1) is outer
+    assert outer[0] == outer[1][1] == 2
+    assert outer[1][0] is outer
+
+
+def test_a_change_has_a_depth_as_well():
+    """The tree may be another one than the one that was listed."""
+    with pytest.raises(Damaged, match=f"it is nested deeper than {DEEPEST} levels"):
+        replace("x.pt", nested(DEEPEST + 1, b"\x85"), int, lambda _, value: value)
 
 
 def test_the_culprit_is_found():

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import time
@@ -23,13 +24,13 @@ from elastic_adapter.core.checkpoint.files import Skeleton
 from elastic_adapter.core.checkpoint.link import Finishing, Found
 from elastic_adapter.core.checkpoint.manifest import folder_name
 from elastic_adapter.core.checkpoint.order import FileOrder, Order, Stretch, order_to_bytes
-from elastic_adapter.core.checkpoint.page import SavePages
+from elastic_adapter.core.checkpoint.page import DONE, SavePages
 from elastic_adapter.core.checkpoint.saver_process import SaverProcess
 from elastic_adapter.core.checkpoint.shared_folder import hold_own_folder, make_shared_folder, sweep
 from elastic_adapter.core.checkpoint.staging import EMPTY, FULL, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
 from elastic_adapter.core.checkpoint.writers import job_token
-from elastic_adapter.core.errors import SpawnFailed
+from elastic_adapter.core.errors import SpawnFailed, UserError
 from elastic_adapter.core.events import (
     CheckpointerClosed,
     CheckpointerOpened,
@@ -81,12 +82,12 @@ class Node:
         self.desk.node = "a"
         self.desk.report = self.reports.put_nowait
         self.board.hear, self.board.gone = self.desk.hear, self.desk.gone
-        await self.board.open()
+        self.board.open()
         return self
 
     async def __aexit__(self, *_):
         for link in self.links:
-            link.close()
+            link.shut()
         self.saver.close()
         self.board.close()
         self.output.close(1.0)
@@ -342,6 +343,44 @@ def test_dropped_while_it_is_being_written(node):
     node(story)
 
 
+def test_the_end_can_wait_for_what_is_being_removed(node):
+    async def story(node):
+        node.begin()
+        await node.desk.tidied()
+        link, post = await node.link()
+        await node.written(link, post, 5)
+        os.kill(node.saver._process.pid, signal.SIGSTOP)
+        node.desk.follow(Drop(1, 5, "rank 1 on b: the disk is full"))
+        tidied = asyncio.create_task(node.desk.tidied())
+        await asyncio.sleep(0.05)
+        assert not tidied.done()
+        assert node.drafts
+        os.kill(node.saver._process.pid, signal.SIGCONT)
+        await asyncio.wait_for(tidied, WITHIN_S)
+        assert node.drafts == []
+
+    node(story)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_ranks_that_save_in_different_folders(node, ranks):
+    """That is a mistake, and nothing is left of it in either of them."""
+
+    async def story(node):
+        node.begin(slots=2)
+        roots = [node.folder / "one", node.folder / "other"]
+        for rank in ranks:
+            link, post = await node.link(rank, size=2)
+            link.staged(fill(post, roots[rank], 5), str(roots[rank]), 5, Finishing())
+            await node.shard(Part.WRITTEN)
+        assert all(os.listdir(root) for root in roots)
+        node.desk.follow(Drop(1, 5, "rank 1 on a: it is not there"))
+        await asyncio.wait_for(node.desk.tidied(), WITHIN_S)
+        assert not any(os.listdir(root) for root in roots)
+
+    node(story)
+
+
 def test_who_comes_after_the_others_gave_it_up(node):
     """It is told once more, and leaves no draft behind either."""
 
@@ -435,6 +474,29 @@ def test_nobody_reads_for_long(node):
     node(story)
 
 
+def test_a_step_that_is_tried_again(node):
+    """It came to nothing, and stays so: that is said, beside the reason of the first time."""
+
+    async def story(node):
+        node.begin()
+        link, post = await node.link()
+        for number, end in enumerate(
+            ("the disk is full", "the disk is full; a step that came to nothing is not tried")
+        ):
+            await node.written(link, post, 5, number)
+            node.desk.follow(Drop(1, 5, "the disk is full"))
+            assert await do(link.settled, WITHIN_S)
+            (told,) = link.troubles()
+            assert told.partition(" again")[0] == f"step 5 is not saved: {end}"
+        link.missed(6, "no room")
+        await node.written(link, post, 6)
+        node.desk.follow(Drop(1, 6, "no room"))
+        assert await do(link.settled, WITHIN_S)
+        assert "no room; a step that came to nothing" in link.troubles()[0]
+
+    node(story)
+
+
 def test_who_waits_for_nothing_is_told_nothing(node):
     """The launcher tells of what went wrong; a worker does so only to whoever waited for it."""
 
@@ -479,6 +541,55 @@ def test_who_can_be_asked(node):
         node.begin(generation=2)
         await asyncio.sleep(0.05)
         assert node.reports.empty()
+
+    node(story)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["comes again", "is gone"])
+def test_what_ended_a_worker_is_told_first(node, again, monkeypatch):
+    """That it saves no more is told a little later, and not at all of a rank that does by then."""
+    monkeypatch.setattr(desk_module, "CLOSED_S", 0.3)
+
+    async def story(node):
+        node.begin()
+        link, _ = await node.link()
+        link.attend()
+        await node.report(CheckpointerOpened)
+        link.close()
+        while node.desk.state()[0]:
+            await asyncio.sleep(0.01)
+        assert node.reports.empty()
+        if again:
+            link, _ = await node.link()
+            link.attend()
+            assert await node.report(CheckpointerOpened) == CheckpointerOpened("a", 1, 0)
+            await asyncio.sleep(0.5)
+            assert node.reports.empty()
+        else:
+            assert await node.report(CheckpointerClosed) == CheckpointerClosed("a", 1, 0)
+
+    node(story)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"found": {"root": "/checkpoints", "names": [1]}},
+        {"staged": {"rank": 0, "buffer": "/dev/shm/none", "step": 5}},
+        {"staged": {"rank": 0, "buffer": "", "root": 1, "step": 5, "world_size": 1, "finishing": {}}},
+    ],
+    ids=["names", "half", "types"],
+)
+def test_what_makes_no_sense_is_nobodys(node, nonsense):
+    """It changes nothing, and what is said after it is heard."""
+
+    async def story(node):
+        node.begin()
+        link, _ = await node.link()
+        link._tell(**nonsense)
+        link.want("it is time")
+        assert await asyncio.wait_for(node.reports.get(), WITHIN_S) == SaveWanted("a", 1, "it is time")
+        node.desk.follow(Drop(1, 5, "there is none"))
 
     node(story)
 
@@ -673,8 +784,56 @@ def test_rank_0_finds_what_to_go_on_from(node, names):
         node.desk.follow(Resume(1, chosen))
         expected = names[0] if names else None
         assert await asyncio.gather(*waiting) == [expected, expected]
+        # In a process of its own.
+        AgentLink._begun.clear()
         third, _ = await node.link(1, size=2)
         assert await do(third.resume, pytest.fail) == expected
+
+    node(story)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_who_goes_back_in_the_midst_of_a_world(node, size):
+    """Finds what there is by then, and not what the world began with; the ranks agree over their group."""
+
+    class Together:
+        """The group of two ranks, in two threads."""
+
+        def __init__(self, rank, values):
+            self.rank, self.values = rank, values
+
+        def place(self):
+            return self.rank, 2
+
+        def broadcast(self, value):
+            if self.rank == 0:
+                self.values.put(value)
+                return value
+            return self.values.get(timeout=20)
+
+    async def story(node):
+        values = queue.SimpleQueue()
+        node.begin(slots=size)
+        links = [(await node.link(rank, size=size))[0] for rank in range(size)]
+        waiting = [asyncio.ensure_future(do(link.resume, Found)) for link in links]
+        await node.report(CheckpointsFound)
+        node.desk.follow(Resume(1, None))
+        assert await asyncio.gather(*waiting) == [None] * size
+        names = ("step-000000000009-gen-000001", "step-000000000004-gen-000001")
+        if size == 2:
+            with pytest.raises(UserError, match=r"agreed upon by all 2 ranks, and they have no group: make it first"):
+                await do(links[0].resume, pytest.fail)
+            for rank, link in enumerate(links):
+                link._group = Together(rank, values)
+        # As well with another Checkpointer of the same process.
+        again = [(await node.link(rank, size=size))[0] for rank in range(size)]
+        for rank, link in enumerate(again):
+            link._group = Together(rank, values)
+        for both in (links, again):
+            finds = [lambda: Found(names), pytest.fail]
+            waiting = [asyncio.ensure_future(do(link.resume, find)) for link, find in zip(both, finds, strict=False)]
+            assert await asyncio.gather(*waiting) == [names[0]] * size
+            assert [link._page[DONE] for link in both] == [9] * size
 
     node(story)
 

@@ -160,16 +160,23 @@ def test_asked_for_a_step_between_two(one, agent_socket):
         assert b"missed" not in connection.recv(4096)
 
 
-def test_the_agent_learns_who_looks(one, agent_socket):
-    """Whoever looks at its page can be asked to save; that is said once."""
+@pytest.mark.parametrize("before", [False, True])
+def test_the_agent_learns_who_looks(one, agent_socket, before):
+    """Whoever looks at its page, or is going to, can be asked to save; that is said once."""
     _, link = one
     connection, _ = agent_socket.accept()
     with connection:
         connection.settimeout(0.05)
         with pytest.raises(TimeoutError):
             connection.recv(4096)
+        if before:
+            link.attend()
+            assert connection.recv(4096) == b'{"looks": {"rank": 0}}\n'
         assert [link.asked(step) for step in (4, 5)] == [None] * 2
-        assert connection.recv(4096) == b'{"looks": {"rank": 0}}\n'
+        if not before:
+            assert connection.recv(4096) == b'{"looks": {"rank": 0}}\n'
+        with pytest.raises(TimeoutError):
+            connection.recv(4096)
 
 
 def test_called_off(one):

@@ -330,7 +330,7 @@ def test_what_does_not_verify(framework, shared, tmp_path):
 
 
 def test_what_can_not_be_read_back(framework, shared, tmp_path, monkeypatch):
-    """Is not called damaged, and is no checkpoint either: whoever asked is told why."""
+    """Is not called damaged, and is no checkpoint either, nor kept: whoever asked is told why."""
     staged(framework, shared, state_of(framework, 1), tmp_path)
     draft = write_part(*taken(shared))
 
@@ -341,8 +341,21 @@ def test_what_can_not_be_read_back(framework, shared, tmp_path, monkeypatch):
         patch.setattr(Store, "check", fails)
         with pytest.raises(OSError, match="Input/output error"):
             prepare(draft, 1)
-    assert os.listdir(tmp_path) == [draft.path.name]
-    assert prepare(draft, 1) == NAME
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_not_prepared_gets_no_name(framework, shared, tmp_path):
+    """Whoever asks for both at once, and is not there any more for the first answer, has no half of a checkpoint."""
+    staged(framework, shared, state_of(framework, 1), tmp_path, rank=0, world_size=2)
+    which = {"root": str(tmp_path), **WHICH}
+    with SaverProcess() as saver:
+        saver.ask({"save": str(shared)})
+        saver.ask({"prepare": {**which, "world_size": 2}})
+        saver.ask({"publish": which})
+        _, prepared, published = saver.answer(), saver.answer(), saver.answer()
+    assert "rank 1 of 2 wrote nothing" in prepared["failed"]
+    assert re.search(r"it is not whole, and gets no name: .*manifest.json: No such file", published["failed"])
+    assert os.listdir(tmp_path) == [f".{NAME}.run1.elastic-tmp"]
 
 
 @pytest.mark.parametrize("how", ["sample", "full"])

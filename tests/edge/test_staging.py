@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -214,6 +215,35 @@ class TestBuffers:
             assert taken.fill(step, 1, b"order", 4, copier(b"data"))
             assert StagingBuffer.open(taken.path).step == step
         assert buffers.take(MIB, wait=False) is None
+
+    def test_who_ends_while_they_are_being_made(self, folders, monkeypatch):
+        """Nothing is left of them, and nothing is made any more: whoever tidies up has been there already."""
+        real, pieces, begun = os.posix_fallocate, [], threading.Event()
+
+        def slowly(*reserved):
+            pieces.append(reserved)
+            begun.set()
+            time.sleep(0.001)
+            real(*reserved)
+
+        monkeypatch.setattr(staging, "_PIECE", 4096)
+        monkeypatch.setattr(os, "posix_fallocate", slowly)
+        buffers = Buffers.at(folders[0], "slot-0", folders[1], "run", frozenset())
+        buffers.prepare(100 * MIB)
+        assert begun.wait(30)
+        buffers.stop_preparing()
+        made = len(pieces)
+        assert os.listdir(folders[0]) == []
+        time.sleep(0.05)
+        assert len(pieces) == made < 100 * MIB // 4096
+
+    def test_those_that_are_made_when_one_ends_stay(self, folders):
+        """Who saves has yet to write what is in them."""
+        buffers = Buffers.at(folders[0], "slot-0", folders[1], "run", frozenset())
+        buffers.prepare(MIB)
+        assert buffers.take(MIB, wait=False).fill(1, 1, b"order", 4, copier(b"data"))
+        buffers.stop_preparing()
+        assert StagingBuffer.open(folders[0] / "slot-0-0").step == 1
 
     @pytest.fixture
     def spilling(self, folders, monkeypatch):

@@ -202,6 +202,15 @@ def test_drafts_that_nobody_finishes_are_swept(store):
     assert sorted(os.listdir(store.root)) == sorted((young.path.name, folder_name(1, 1)))
 
 
+def test_what_was_put_aside_to_be_replaced_is_not_swept(store):
+    """It is no draft, and may be the only copy."""
+    save(store, 1)
+    (store.root / ".best.old.elastic-tmp").mkdir()
+    (store.root / ".best.old.elastic-tmp.swept.elastic-tmp").mkdir()
+    assert store.sweep() == (".best.old.elastic-tmp.swept.elastic-tmp",)
+    assert sorted(os.listdir(store.root)) == [".best.old.elastic-tmp", folder_name(1, 1)]
+
+
 def test_regions_are_the_tensors():
     """As verification wants them."""
     (file,) = manifest(1).files

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 import zipfile
 from collections import Counter, OrderedDict
 
@@ -492,7 +493,7 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
 
     for value, wanted in (
         (np.float64(1.0), "numpy._core.multiarray.scalar"),
-        (b"", "builtins.bytes"),
+        (b"", "b'' (torch.load with weights_only=True does not take it)"),
         (frozenset([1]), "builtins.frozenset"),
         (range(3), "builtins.range"),
         (Evil(os.system, "id"), "posix.system"),
@@ -614,6 +615,18 @@ ODD = {
         + b")"
         + b"Nt" * 3001
         + b"R.",
+        Damaged,
+    ),
+    "an expanded tensor of two gigabytes": (
+        tensor(storage(), shape=b"J\x00\x00\x00\x20\x85", stride=b"K\0\x85"),
+        Refused,
+    ),
+    "an expanded tensor of four megabytes, a hundred times": (
+        b"\x80\x02("
+        + tensor(storage(), shape=b"J\x00\x00\x10\x00\x85", stride=b"K\0\x85")[2:-1]
+        + b"q\x07"
+        + b"h\x07" * 100
+        + b"t.",
         Refused,
     ),
     "more dimensions than torch has": (
@@ -654,6 +667,28 @@ def test_the_file_that_is_odd_in_no_way(tmp_path):
     archive_of(tmp_path / "a.pt", tensor(storage()), _0=bytes(16))
     assert load_torch(torch, str(tmp_path / "a.pt")).tolist() == [0, 0, 0, 0]
     assert isinstance(read_torch(str(tmp_path / "a.pt")).state, TensorRef)
+
+
+@pytest.mark.parametrize("writer", ["ours", "torch"])
+def test_tensors_may_be_larger_than_their_file(tmp_path, writer):
+    """As large as a mask for each head is, or as often there as layers share their weights."""
+    mask = torch.ones(1024, 1024, dtype=torch.bool).expand(8, 16, 1024, 1024)
+    weight = torch.randn(1000, 1000)
+    path = str(tmp_path / "a.pt")
+    for state in ({"mask": mask}, {f"layers.{at}.weight": weight.view(1000, 1000) for at in range(96)}):
+        (write if writer == "ours" else lambda path, state: torch.save(state, path))(path, state)
+        found = load_torch(torch, path)
+        assert {name: each.stride() for name, each in found.items()} == {n: each.stride() for n, each in state.items()}
+
+
+def test_a_long_list_of_numbers_costs_little_to_save():
+    """No more than its text: it may be there at each save."""
+    state = {"order": list(range(1_000_000)), "w": torch.ones(3)}
+    tracemalloc.start()
+    made, _ = skeleton(torch, state)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 8 * len(made.text)
 
 
 def test_one_storage_of_two_kinds_is_damage(tmp_path):

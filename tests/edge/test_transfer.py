@@ -1,10 +1,13 @@
 """Bytes on their way into a file and out of one."""
 
 import io
+import os
 import random
+import threading
 
 import pytest
 
+from elastic_adapter.core.checkpoint import transfer
 from elastic_adapter.core.checkpoint.files import Damaged, Expected, Hole, Skeleton, memory
 from elastic_adapter.core.checkpoint.hashing import digest
 from elastic_adapter.core.checkpoint.transfer import Output, Target, read_into
@@ -40,8 +43,11 @@ def test_a_file_that_takes_nothing_is_an_error():
         Output(Full(), "md5").write(b"x")
 
 
-@pytest.fixture
-def file(tmp_path):
+@pytest.fixture(params=[1, 2], ids=["one reads", "two read"])
+def file(request, tmp_path, monkeypatch):
+    """It is read by one thread, or by two side by side as a large one is."""
+    monkeypatch.setattr(transfer, "LARGE", 1 if request.param == 2 else 1 << 30)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "file"
     path.write_bytes(random.Random(1).randbytes(5_000_000))
     return path
@@ -87,6 +93,38 @@ def test_targets_that_overlap_are_damage(file):
     targets = [Target(10, memoryview(bytearray(90))), Target(50, memoryview(bytearray(10)))]
     with pytest.raises(Damaged, match="its tensors overlap"):
         read_into(str(file), targets, Expected(len(data), digest("xxh3_128", data)))
+
+
+@pytest.mark.parametrize("fails", range(5))
+def test_a_device_that_fails(file, monkeypatch, fails):
+    """Whoever of those who read meets it: none waits for another, and the error is the caller's."""
+    data, real, reads = file.read_bytes(), os.preadv, []
+
+    def failing(fd, into, offset):
+        reads.append(offset)
+        if offset == fails << 20:
+            raise OSError(5, "Input/output error")
+        return real(fd, into, offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="Input/output error"):
+        read_into(str(file), [], Expected(len(data), digest("xxh3_128", data)))
+    # Those of tests before this one may end meanwhile.
+    assert set(threading.enumerate()) <= before
+
+
+def test_there_can_be_no_more_threads(file, monkeypatch):
+    """One is enough."""
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    data = file.read_bytes()
+    target = Target(0, memoryview(bytearray(len(data))))
+    read_into(str(file), [target], Expected(len(data), digest("xxh3_128", data)))
+    assert bytes(target.into) == data
 
 
 def test_memory_is_written_in_place():

@@ -35,6 +35,9 @@ class PlayedLink:
         self.calls.append(("not_restored", name, why))
         return NotRestored(f"{name}: {why}")
 
+    def attend(self):
+        self.calls.append("attend")
+
     def asked(self, done):
         return self.asks.get(done)
 

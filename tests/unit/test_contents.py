@@ -6,6 +6,7 @@ import random
 from collections import OrderedDict
 from enum import IntEnum
 
+import numpy as np
 import pytest
 
 from elastic_adapter.core.checkpoint.contents import (
@@ -159,6 +160,65 @@ def test_whose_epoch_it_was(facts, expected):
     """A sampler's goes on with it, if it is restored; the user's own stays until it is set again."""
     assert own_epoch(facts, ElasticSampler(8, 2)) == expected
     assert own_epoch(facts, None) == facts["epoch"]
+
+
+def doctored(place, value):
+    """What random_states gives, with another value at this place."""
+    found = random_states(Bytes())
+    *path, last = place
+    inner = found
+    for each in path:
+        inner = inner[each]
+    inner[last] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        [1],
+        {"torch": {"seed": 5}},
+        doctored(["python"], None),
+        doctored(["python", 0], 2),
+        doctored(["python", 1], [1] * 624),
+        doctored(["python", 1, 624], 625),
+        doctored(["python", 1, 0], 1 << 32),
+        doctored(["python", 1, 0], "1"),
+        doctored(["python", 2], "1"),
+        doctored(["numpy"], ["MT19937"]),
+        doctored(["numpy", 0], "PCG64"),
+        doctored(["numpy", 1], [1] * 623),
+        doctored(["numpy", 1, 0], -1),
+        doctored(["numpy", 1, 0], 0.5),
+        # Numpy would take these two, and read what lies beyond its keys.
+        doctored(["numpy", 2], (1 << 31) - 1),
+        doctored(["numpy", 2], -5 * 10**8),
+        doctored(["numpy", 3], 2),
+        doctored(["numpy", 3], 0.0),
+        doctored(["numpy", 4], 0),
+    ],
+)
+def test_random_states_that_are_none(found):
+    """None of the generators is changed then."""
+    framework, before = Bytes(), random_states(Bytes())
+    with pytest.raises(ValueError, match=r"they are not those of Python and torch|what was saved for .* is no state"):
+        set_random_states(framework, found)
+    assert random_states(framework) == before
+    assert not hasattr(framework, "restored")
+
+
+def test_a_generator_of_another_kind():
+    """The user has changed numpy's own: it is not to be set by halves."""
+    framework, kept = Bytes(), random_states(Bytes())
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        with pytest.raises(ValueError, match="numpy's generator is of another kind now"):
+            set_random_states(framework, kept)
+    finally:
+        np.random.set_bit_generator(before)
+    assert not hasattr(framework, "restored")
 
 
 def test_random_numbers():

@@ -325,6 +325,9 @@ class JobMachine(RuleBasedStateMachine):
             self.story.tell(last)
             # Whoever tells of what is done with is told so, as often as it tells.
             done = [each for each in self.story.commands if not is_last_word(each)]
+            if isinstance(before.phase, Closing) and isinstance(last, MemberLeaving | StopRequested):
+                # So is whoever asks to go while the end waits for a checkpoint.
+                done = [each for each in done if not (isinstance(each, Send) and isinstance(each.directive, Wait))]
             if self.story.job != before or done:
                 raise BrokenRule(f"{last} counts once")
 
@@ -997,6 +1000,18 @@ def trusts_what_was_found(job: Job, event: Event, now: float) -> Step:
     return after, commands
 
 
+def lets_the_next_one_wait(job: Job, event: Event, now: float) -> Step:
+    """Meanwhile a later one may come, and it is lost."""
+    after, commands = step(job, event, now)
+    next_ones = [each.step for each in commands if isinstance(each, Enter)]
+    if not isinstance(event, CheckpointEntered) or not next_ones:
+        return after, commands
+    save = after.saves.find(next_ones[0])
+    assert save is not None
+    after = replace(after, saves=after.saves.with_save(replace(save, enter_at=now + 1.0)))
+    return after, tuple(each for each in commands if not isinstance(each, Enter))
+
+
 def lets_ranks_begin_as_they_like(job: Job, event: Event, now: float) -> Step:
     return without(step(job, event, now), Resume)
 
@@ -1117,6 +1132,7 @@ BROKEN_SAVES = [
     takes_silence_for_an_entry,
     asks_the_ledger_once,
     enters_twice,
+    lets_the_next_one_wait,
     goes_on_from_nothing,
     goes_on_from_the_oldest,
     trusts_what_was_found,

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due, due_by_minutes, due_by_steps, steps_done
+from elastic_adapter.core.checkpoint.policy import (
+    Saved,
+    SavePolicy,
+    due,
+    due_by_minutes,
+    due_by_steps,
+    steps_done,
+    whole,
+)
+from elastic_adapter.core.errors import UserError
 
 # A busy machine is no failure.
 LIMITS = settings(deadline=None, derandomize=True, database=None)
@@ -65,6 +75,23 @@ def test_policy_refuses_nonsense(values, words):
     """In one line, when it is made."""
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         SavePolicy(**values)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("x" * 10**6, "at least 0, got '" + "x" * 49 + "..."),
+        ([1] * 10**6, "at least 0, got a value of the type list"),
+        (OrderedDict(a=[1]), "at least 0, got a value of the type OrderedDict"),
+        (10**400, f"at most 17 digits, got 1{'0' * 49}..."),
+        (10**5000, "at most 17 digits, got a number of too many digits to write down"),
+    ],
+    ids=["text", "list", "dict", "number", "longer number"],
+)
+def test_a_step_that_is_too_long_to_be_shown(step, words):
+    """What is said of it is a line."""
+    with pytest.raises(UserError, match=rf"^step must be a (whole )?number of {re.escape(words)}$"):
+        whole(step)
 
 
 @LIMITS

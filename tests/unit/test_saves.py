@@ -142,10 +142,18 @@ class TestACheckpoint:
         """Two at a time would not know of each other."""
         told = story(f"{SAVERS}; write 40 50; prepared 40; prepared 50")
         assert told.commands == ()
-        told.play("entered 40; published 40; wait 1")
+        told.play("entered 40")
+        assert told.commands[-1] == Enter(1, 50, (checkpoint(50), checkpoint(40)))
         assert ledger(told) == ["step-40-1"]
-        told.play("entered 50")
+        told.play("published 40; entered 50")
         assert ledger(told) == ["step-50-1", "step-40-1"]
+
+    def test_none_is_overtaken(self):
+        """One that is ready while the ledger takes another is next, whatever is ready by then."""
+        told = story(f"{SAVERS}; write 40 50 60; prepared 40; prepared 50; entered 40; prepared 60; entered 50")
+        told.play("entered 60; published 40; published 50; published 60")
+        assert ledger(told) == ["step-60-1", "step-50-1", "step-40-1"]
+        assert orders(told, Drop) == []
 
     @pytest.mark.parametrize(
         "shard",
@@ -571,11 +579,7 @@ class TestAPlannedChange:
     """A join, a leave and a stop wait for a checkpoint that all ranks are asked for, but not for ever."""
 
     GROWS = "join a; wait 3; saver 0; join b; due on"
-
-    def told(self, script, **settings):
-        return story(script, ELASTIC, (1, 3), **settings)
-
-    @pytest.mark.parametrize(
+    CHANGES = pytest.mark.parametrize(
         ("script", "reason"),
         [
             pytest.param(GROWS, "nodes join", id="a join, after the quiet time"),
@@ -583,6 +587,20 @@ class TestAPlannedChange:
             pytest.param("join a b c; saver 0 1 2; term a", "SIGTERM on a", id="a stop"),
         ],
     )
+
+    def told(self, script, **settings):
+        return story(script, ELASTIC, (1, 3), **settings)
+
+    @CHANGES
+    def test_ranks_that_do_not_save_in_time(self, script, reason):
+        """Then the change goes ahead without, and that is said."""
+        told = self.told(script, drain_s=20.0)
+        told.play(" ".join(("reached", *(f"{node}:40" for node in told.job.world.nodes))))
+        told.play("due on")
+        assert not isinstance(told.job.phase, Running) or told.job.phase.parting is None
+        assert "no checkpoint: not all ranks have saved within the 20 s of --drain-timeout" in words(told)
+
+    @CHANGES
     def test_ranks_are_asked_first(self, script, reason):
         """And do no further step once they have saved."""
         told = self.told(script)
@@ -822,7 +840,8 @@ class TestTheEnd:
             pytest.param("stage 40; ok 0 1; missed 0:40", "succeeded 0", id="it will not come"),
             pytest.param("stage 40; ok 0 1; wait 30", "succeeded 0", id="the time is over"),
             pytest.param("stage 40; ok 0 1; lose a", "succeeded 0", id="who was to put it together is gone"),
-            pytest.param("stage 40; ok 0 1; leave b", "succeeded 0", id="somebody has to go"),
+            pytest.param("stage 40; ok 0 1; leave b", "closing: succeeded 0", id="somebody has to go"),
+            pytest.param("stage 40; ok 0 1; leave b; wait 30", "succeeded 0", id="somebody has to go by now"),
             pytest.param("stage 40; ok 0 1; leave c", "closing: succeeded 0", id="a stranger has to go"),
             pytest.param("stage 40; ok 0 1; stop a", "succeeded 0", id="somebody is in a hurry"),
             pytest.param("stage 40; ok 0 1; back b", "closing: succeeded 0", id="a new stream"),
@@ -867,6 +886,16 @@ class TestTheEnd:
         assert [(node, type(each)) for node, each in sent(told.commands)] == [("c", Wait)]
         told.play("checkpoint 40")
         assert [node for node, each in orders(told, Halt)] == ["a", "b", "c"]
+
+    def test_whoever_has_to_go_meanwhile_is_kept_as_long_as_it_would_be_otherwise(self):
+        """And is told so: it does not end alone."""
+        told = story(f"{SAVERS}; stage 40; ok 0 1; leave b", save_wait_s=1000.0, drain_s=20.0)
+        assert sent(told.commands) == (
+            ("b", Wait("the job is over; the checkpoint of step 40 is still being written")),
+        )
+        assert deadline(told.job) == told.now + 20
+        told.play("leave a")
+        assert deadline(told.job) == told.now + 20
 
     def test_a_story_that_is_still_to_be_told_is_told_first(self):
         """An end that waits has nothing else to do."""
