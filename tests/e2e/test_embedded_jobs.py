@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from helpers.etcd_servers import binary, free_ports
+from helpers.etcd_servers import binary
 from helpers.fleet import Fleet
+from helpers.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 

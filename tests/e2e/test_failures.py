@@ -8,6 +8,8 @@ import socket
 
 import pytest
 
+from helpers.ports import free_ports
+
 TORCH = ("--framework", "torch", "--nproc-per-node", "2")
 
 FAIL_ONCE = """
@@ -205,9 +207,7 @@ if os.environ["ELASTIC_GENERATION"] == "1":
     os._exit(3)
 dist.destroy_process_group()
 """
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    (port,) = free_ports(1)
     job = launch(*TORCH, "--max-restarts", 1, "--no-standby", "--master-port", port, script(text))
     assert job.finish() == 0
     job.seen(f"generation 2 at {port}", times=2)

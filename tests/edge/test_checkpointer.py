@@ -8,12 +8,16 @@ import logging
 import os
 import pickle
 import pkgutil
+import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
+import traceback
 import weakref
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +25,8 @@ import numpy as np
 import pytest
 
 from elastic_adapter.adapters.paddlepaddle.checkpoint import Paddle
-from elastic_adapter.core.checkpoint import single
+from elastic_adapter.core.checkpoint import checkpointer as checkpointer_module
+from elastic_adapter.core.checkpoint import single, staging
 from elastic_adapter.core.checkpoint.checkpointer import NotSaved
 from elastic_adapter.core.checkpoint.files import Damaged, Misfit, Refused
 from elastic_adapter.core.checkpoint.hashing import digest
@@ -31,9 +36,9 @@ from elastic_adapter.core.checkpoint.own_link import OwnLink
 from elastic_adapter.core.checkpoint.saver import put_together, save
 from elastic_adapter.core.checkpoint.staging import FULL, StagingBuffer
 from elastic_adapter.core.checkpoint.store import Checkpoint, Store
-from elastic_adapter.core.errors import UserError
-from helpers.etcd_servers import free_ports
+from elastic_adapter.core.errors import ElasticError, UserError
 from helpers.links import PlayedLink
+from helpers.ports import free_ports
 from helpers.trainings import TRAININGS
 
 FAULTS = int(os.environ.get("FAULTS", "100"))
@@ -193,6 +198,122 @@ def test_going_back(make, kind, root, tmp_path):
             assert again.values() != reference
 
 
+def test_going_back_to_what_is_still_being_written(make, kind):
+    """It is waited for: nobody begins from zero because of a disk that is slow."""
+    training = kind(width=900)
+    with make(training, every_steps=1) as checkpointer:
+        assert checkpointer.restore() == 0
+        train(training, checkpointer, 2)
+        expected = training.values()
+        training.turn()
+        assert checkpointer.restore() == 2
+        assert training.values() == expected
+
+
+def test_beginning_anew_without_a_word(make, kind, root, told):
+    """Where a later one lies, a restart goes on from that: it is said at the first step."""
+    saved(make, kind, 4)
+    for restores, begin in ((False, 0), (True, 4), (False, 4)):
+        told.clear()
+        training = kind()
+        # As another program.
+        checkpointer_module.Checkpointer._known.clear()
+        with make(training, every_steps=100) as checkpointer:
+            if restores:
+                checkpointer.restore()
+            train(training, checkpointer, begin + 1, begin)
+        said = [line for line in lines(told) if "nothing was restored: restore() would go on from it" in line]
+        assert len(said) == (begin == 0)
+        assert all(line.startswith(f"{root / folder_name(4, 0)} was there before") for line in said)
+
+
+def test_where_an_error_points_to(make, kind, root):
+    """To the line that called us, and to no page of our code."""
+    training = kind()
+
+    def frames_of(call):
+        with pytest.raises(ElasticError) as raised:
+            call()
+        return [each.name for each in traceback.extract_tb(raised.tb)]
+
+    saved(make, kind, 1)
+    adapter = training.adapter()
+    wrong = {"model": kind(width=5).model}
+    for call in (
+        lambda: adapter.Checkpointer(root, **wrong).restore(),
+        lambda: adapter.Checkpointer(root, every_steps=-1, **wrong),
+        lambda: adapter.load_checkpoint(root / folder_name(1, 0), **wrong),
+    ):
+        assert len(frames_of(call)) <= 4
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "has to be text or a Path, got None"),
+        (3, "has to be text or a Path, got 3"),
+        ("", "has to name a file or a folder, got ''"),
+        ("a\0b", r"has to name a file or a folder, got 'a\\x00b'"),
+        ("s3://bucket/x", "has to be in a file system, and s3://bucket/x is a URL: mount it, and name that"),
+    ],
+)
+def test_paths_that_name_nothing(kind, root, monkeypatch, given, words):
+    """Wherever one is passed."""
+    monkeypatch.chdir(root.parent)
+    training = kind()
+    adapter, model = training.adapter(), training.model
+    calls = [lambda: adapter.save_checkpoint(given, model=model), lambda: adapter.load_checkpoint(given, model=model)]
+    if given:
+        calls.append(lambda: adapter.Checkpointer(given, model=model))
+        calls.append(lambda: adapter.Checkpointer(root, model=model).restore(given))
+    for call in calls:
+        with pytest.raises(UserError, match=words):
+            call()
+    assert os.listdir(root.parent) == []
+
+
+def test_a_path_at_home(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    training = kind()
+    adapter = training.adapter()
+    adapter.save_checkpoint("~/one", model=training.model, step=3)
+    assert os.listdir(tmp_path) == ["one"]
+    assert adapter.load_checkpoint("~/one", model=training.model)["step"] == 3
+    assert adapter.Checkpointer(tmp_path / "other", model=training.model).restore("~/one") == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("",), r"each model needs a name, .*got \[''\]"),
+        ((1,), r"got \[1\]"),
+        (("a", None), "model 'b' is None: leave"),
+    ],
+)
+def test_several_without_names(kind, root, names, words):
+    """What could be saved, and never restored, is refused."""
+    training = kind()
+    things = {"a": training.model, "b": None} if None in names else {names[0]: training.model}
+    with pytest.raises(UserError, match=words):
+        training.adapter().Checkpointer(root, model=things)
+
+
+def test_an_optimizer_s_file_without_an_optimizer(root):
+    """It would load nothing."""
+    training = TRAININGS["paddle"]()
+    training.turn()
+    root.mkdir()
+    training.framework.save(training.optimizer.state_dict(), str(root / "w.pdopt"))
+    with pytest.raises(UserError, match=r"w\.pdopt holds the state of an optimizer: pass that as optimizer="):
+        training.adapter().load_checkpoint(root / "w.pdopt", model=training.model)
+
+
+def test_why_what_is_waited_for_is_not_saved(make, kind):
+    """Also what is refused before anything is written: in the error, and not only in the log."""
+    with make(kind(), extra={"function": print}) as checkpointer, pytest.raises(NotSaved, match=r"step 1 .*: .*print"):
+        checkpointer.save(0, wait=True)
+
+
 def test_what_was_saved_before_going_back(make, kind, root):
     """It is not what the same steps give now: that is told, and not taken for saved."""
     training = saved(make, kind, 1)
@@ -336,6 +457,43 @@ def test_an_extra_of_its_own(make, kind):
     assert other.scheduler.last_epoch == training.scheduler.last_epoch == 1
 
 
+def test_bytes_can_be_saved_again(make, kind):
+    """What comes back is what any program has, so that it can be kept a second time."""
+    values = [b"x", b"x" * 70_000, bytearray(b"x" * 200_000), {b"x": 1, (b"x", "y"): 2}, (b"x", [b"y" * 70_000])]
+    extra = {"values": values}
+    for step in range(3):
+        found = {}
+        with make(kind(), extra=extra) as checkpointer:
+            assert checkpointer.save(step, wait=True)
+        with make(kind(), extra=found) as checkpointer:
+            assert checkpointer.restore() == step + 1
+        assert found == {"values": values}
+        assert repr(found) == repr({"values": values})
+        extra = found
+    assert [type(each) for each in found["values"]] == [bytes, bytes, bytearray, dict, tuple]
+
+
+def test_float8(make, kind):
+    """Most of what a framework can do with numbers, it can't with these; they are kept all the same."""
+    first, other = kind(), kind()
+    for training, value in ((first, 2.0), (other, 1.0)):
+        dtype = training.framework.float8_e4m3fn
+        training.model.register_buffer("small", (training.framework.ones([3]) * value).to(dtype))
+    with make(first) as checkpointer:
+        checkpointer.save(0, wait=True)
+    make(other).restore()
+    found = other.model.state_dict()["small"]
+    assert "float8_e4m3fn" in str(found.dtype)
+    assert found.to(other.framework.float32).tolist() == [2.0] * 3
+
+
+def test_torch_does_not_take_empty_bytes(make):
+    """So they are not kept for it."""
+    training = TRAININGS["torch"]()
+    with pytest.raises(Refused, match=r"the state at extra/v was refused: it asks for b'' "):
+        train(training, make(training, extra={"v": b""}, every_steps=1), 1)
+
+
 BREAKS = {
     "truncated": lambda place, files: os.truncate(place / files[1], (place / files[1]).stat().st_size - 1),
     "flipped": lambda place, files: flip(place / files[0]),
@@ -437,7 +595,211 @@ def test_what_can_t_be_read_is_not_broken(make, kind, root, told, monkeypatch):
     monkeypatch.setattr(os, "preadv", failing)
     assert make(kind()).restore() == 1
     assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
-    assert "can't be read: Input/output error; the one before is taken" in lines(told)[0]
+    assert "can't be read, and is passed over: Input/output error" in lines(told)[0]
+
+
+def test_what_this_user_may_not_read(make, kind, root, told, monkeypatch):
+    """Nothing was to be written, and nobody talks of that."""
+    saved(make, kind, 1, 2)
+    real, folder = os.open, root / folder_name(2, 0)
+    for name in ("manifest.json", kind.files[0]):
+
+        def forbidden(path, *rest, name=name, **options):
+            if str(path) == str(folder / name):
+                raise PermissionError(13, "Permission denied", path)
+            return real(path, *rest, **options)
+
+        told.clear()
+        monkeypatch.setattr(os, "open", forbidden)
+        assert make(kind()).restore() == 1
+        (line,) = lines(told)
+        assert (
+            f"can't be read, and is passed over: {folder / name}: Permission denied (this user may not read it)" in line
+        )
+
+
+def test_none_that_this_user_may_read(make, kind, root, monkeypatch):
+    """Nobody is told to move away what may be whole."""
+    saved(make, kind, 1)
+    real = os.open
+
+    def forbidden(path, *rest, **options):
+        if os.fspath(path).endswith("manifest.json"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    with pytest.raises(NotRestored, match=rf"can be read \({folder_name(1, 0)}\): see to it that they can$"):
+        make(kind()).restore()
+    assert names(root) == [folder_name(1, 0)]
+
+
+class Vocabulary:
+    """Something of the user's with a state that can't be loaded: its file is gone, or a server is away."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def state_dict(self):
+        return {"file": "words"}
+
+    def load_state_dict(self, state):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "/nowhere/words"), TimeoutError("it is away")])
+@pytest.mark.parametrize("named", [True, False], ids=["the world's", "found"])
+def test_what_the_user_s_things_raise(make, kind, root, *, error, named):
+    """It is no fault of the checkpoint: nobody puts it aside, and no older one is taken."""
+    training = kind()
+    with make(training, extra={"words": Vocabulary(error)}, every_steps=1) as checkpointer:
+        train(training, checkpointer, 2)
+    link = PlayedLink(root.with_name("memory"), resume=folder_name(2, 0)) if named else None
+    with pytest.raises(type(error)) as raised:
+        make(kind(), extra={"words": Vocabulary(error)}, link=link).restore()
+    assert raised.value is error
+    assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
+
+
+def test_a_folder_that_can_t_be_listed(make, kind, root, monkeypatch):
+    """Nobody begins from zero because of that."""
+    saved(make, kind, 1)
+    real = os.listdir
+
+    def forbidden(path):
+        if os.fspath(path) == os.fspath(root):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    with pytest.raises(NotRestored, match=r"nobody knows .* Permission denied \(this user may not read it\)"):
+        make(kind()).restore()
+
+
+def test_going_back_in_the_same_folder(make, kind, root, told):
+    """A restart would go on from the newest one all the same: that is said."""
+    saved(make, kind, 1, 2, 3)
+    told.clear()
+    assert make(kind()).restore(root / folder_name(1, 0)) == 1
+    (line,) = lines(told)
+    assert f"a restart goes on from {folder_name(3, 0)}" in line
+    told.clear()
+    assert make(kind()).restore(root / folder_name(3, 0)) == 3
+    assert make(kind(), folder=root.with_name("other")).restore(root / folder_name(1, 0)) == 1
+    assert lines(told) == []
+
+
+def of_torch(name):
+    """An optimizer of torch's, or of somebody else's; with its model, and a turn of the training."""
+    torch = TRAININGS["torch"]().framework
+
+    class Lion(torch.optim.Optimizer):
+        """As people write their own: no defaults but its own, and a state of another shape than the parameter."""
+
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                kept = self.state[parameter].setdefault("exp_avg", torch.zeros(parameter.shape[1:]))
+                kept.lerp_(parameter.grad.mean(0), 0.5)
+                parameter.sub_(kept.sign(), alpha=self.param_groups[0]["lr"])
+
+    sparse = name == "SparseAdam"
+    torch.manual_seed(1)
+    model = torch.nn.Embedding(4, 3, sparse=True) if sparse else torch.nn.Linear(4, 3, bias=False)
+    optimizer = (Lion if name == "Lion" else getattr(torch.optim, name))(model.parameters(), lr=0.1)
+    data = torch.arange(4) if sparse else torch.eye(4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(data) ** 2).sum()
+        loss.backward()
+        return loss
+
+    def turn():
+        if name == "LBFGS":
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        return model.weight.tolist()
+
+    return model, optimizer, turn
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Lion", "Muon", "NAdam"),
+        *("RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+    ],
+)
+def test_every_optimizer_of_torch(name, root, tmp_path):
+    """What any of them saves, it can restore, twice as well; and so goes on as if nothing had happened."""
+    checkpoints = TRAININGS["torch"]().adapter()
+    if name not in ("Lion", *dir(TRAININGS["torch"]().framework.optim)):
+        pytest.skip(f"this torch has no {name}")
+    model, optimizer, turn = of_torch(name)
+    turn()
+    with checkpoints.Checkpointer(root, model=model, optimizer=optimizer) as checkpointer:
+        checkpointer.save(0, wait=True)
+    checkpoints.save_checkpoint(tmp_path / "one", model=model, optimizer=optimizer)
+    expected = [turn(), turn()]
+    model, optimizer, turn = of_torch(name)
+    with checkpoints.Checkpointer(root, model=model, optimizer=optimizer) as checkpointer:
+        for _ in range(2):
+            assert checkpointer.restore() == 1
+            assert [turn(), turn()] == expected
+    checkpoints.load_checkpoint(tmp_path / "one", model=model, optimizer=optimizer)
+    assert [turn(), turn()] == expected
+
+
+class TestChangedOptimizers:
+    """Torch takes the state of another kind of optimizer, and fails in the next step."""
+
+    @pytest.fixture
+    def before(self, make):
+        saved(make, TRAININGS["torch"], 1)
+        return TRAININGS["torch"]()
+
+    @pytest.mark.parametrize(
+        ("name", "options", "lost"), [("SGD", {"momentum": 0.9}, "'momentum'"), ("RMSprop", {}, "'alpha'")]
+    )
+    def test_another_kind(self, make, before, name, options, lost):
+        """It is said when it is loaded, and what is missing."""
+        before.optimizer = getattr(before.framework.optim, name)(before.model.parameters(), lr=0.1, **options)
+        with pytest.raises(UserError, match=rf"the optimizer .* of another kind of optimizer, and has no .*{lost}"):
+            make(before, scheduler=None).restore()
+
+    @pytest.mark.parametrize(("name", "options"), [("SGD", {}), ("Momentum", {"momentum": 0.9}), ("RMSProp", {})])
+    def test_another_kind_of_paddle_s(self, make, name, options):
+        """Paddle would drop its state without a word, or fail."""
+        kind = TRAININGS["paddle"]
+        saved(make, kind, 1)
+        again = kind()
+        again.optimizer = getattr(again.framework.optimizer, name)(0.1, parameters=again.model.parameters(), **options)
+        with pytest.raises(
+            UserError, match=rf"of another kind of optimizer: {name} has no use for linear_\d+.w_0_moment"
+        ):
+            make(again, scheduler=None).restore()
+        again.optimizer = again.framework.optimizer.AdamW(0.1, parameters=again.model.parameters())
+        assert make(again, scheduler=None).restore() == 1
+
+    def test_a_relative(self, make, before):
+        """Of the same form."""
+        before.optimizer = before.framework.optim.AdamW(before.model.parameters(), lr=0.1)
+        assert make(before, scheduler=None).restore() == 1
+        before.scheduler = before.framework.optim.lr_scheduler.StepLR(before.optimizer, 3)
+        before.turn()
+
+    def test_another_order(self, make, before):
+        """Its moments would go to other parameters."""
+        parameters = list(before.model.parameters())[::-1]
+        before.optimizer = before.framework.optim.Adam(parameters, lr=0.1)
+        with pytest.raises(UserError, match=r"exp_avg of a parameter has the shape \[8, 8\] there, \[2\] here; do"):
+            make(before, scheduler=None).restore()
 
 
 class TestMisfits:
@@ -718,6 +1080,28 @@ class TestForeignFiles:
         make(again).restore(tmp_path / "wrapped")
         assert again.values() == {name: each for name, each in training.values().items() if name.startswith("model")}
 
+    def test_a_model_whose_own_names_begin_so(self, kind, tmp_path):
+        """They are not those of a wrapper."""
+        training, again = kind(), kind()
+        training.turn()
+        for each in (training, again):
+            parts = {"module": each.model}
+            each.model = (
+                each.framework.nn.ModuleDict(parts) if kind.name == "torch" else each.framework.nn.LayerDict(parts)
+            )
+        training.save(training.model.state_dict(), tmp_path / "weights")
+        training.adapter().load_checkpoint(tmp_path / "weights", model=again.model)
+        wanted = {name: each for name, each in training.values().items() if name.startswith("model")}
+        assert {name: each for name, each in again.values().items() if name.startswith("model")} == wanted
+
+    def test_a_buffer_that_can_not_be_filled(self, make, root):
+        """Several of its numbers are one in memory: torch itself does not load into that."""
+        training = TRAININGS["torch"]()
+        training.model.register_buffer("spread", training.framework.ones(1).expand(4))
+        make(training, optimizer=None, scheduler=None).save(0, wait=True)
+        with pytest.raises(UserError, match=r"the model does not take this state: .*spread"):
+            make(training, optimizer=None, scheduler=None).restore()
+
     def test_what_does_not_fit(self, make, kind, tmp_path):
         training = kind()
         training.save(training.model.state_dict(), tmp_path / "weights")
@@ -725,6 +1109,160 @@ class TestForeignFiles:
             make(kind(width=9)).restore(tmp_path / "weights")
         with pytest.raises(UserError, match="/nowhere is no file that was saved by"):
             make(kind()).restore("/nowhere")
+
+    def test_one_of_several_is_missing(self, kind, tmp_path):
+        """It is named, and none is changed."""
+        training, other, path = kind(), kind(), tmp_path / "all"
+        load = training.adapter().load_checkpoint
+        before = other.values()
+        training.turn()
+        weights, kept = training.model.state_dict(), training.optimizer.state_dict()
+        models, optimizers = {"a": other.model, "b": other.model}, {"a": other.optimizer, "b": other.optimizer}
+        training.save({"model": {"a": weights}}, path)
+        with pytest.raises(UserError, match=f"{path} does not fit: it has no model 'b'"):
+            load(path, model=models)
+        training.save({"model": {"a": weights, "b": training.framework.ones([2])}}, path)
+        with pytest.raises(UserError, match=f"{path} does not fit: its model 'b' is no dict, but a value of the type"):
+            load(path, model=models)
+        training.save({"model": weights, "optimizer": {"b": kept}}, path)
+        with pytest.raises(UserError, match=f"{path} does not fit: it has no optimizer 'a'"):
+            load(path, model=other.model, optimizer=optimizers)
+        assert other.values() == before
+
+    def test_weights_that_are_none(self, kind, tmp_path):
+        training = kind()
+        for state in ({1: 2}, dict.fromkeys(training.model.state_dict(), 5)):
+            training.save({"model": state}, tmp_path / "all")
+            with pytest.raises(UserError, match=f"{tmp_path / 'all'}: the model does not take this state"):
+                training.adapter().load_checkpoint(tmp_path / "all", model=training.model)
+
+    def test_an_optimizer_s_state_that_is_none(self, kind, tmp_path):
+        """It is said what is missing; and never does an optimizer begin anew without a word."""
+        training, path = kind(), tmp_path / "all"
+        training.turn()
+        missing = {"torch": "it has no 'param_groups'", "paddle": "it has x, and nothing of any parameter that"}
+        for state, words in (({"x": 1}, missing[kind.name]), ({1: 2}, ""), ({"param_groups": 5, "state": {}}, "")):
+            training.save({"model": training.model.state_dict(), "optimizer": state}, path)
+            with pytest.raises(UserError, match=f"{path}: the optimizer does not take this state: {words}"):
+                training.adapter().load_checkpoint(path, model=training.model, optimizer=training.optimizer)
+
+    @pytest.mark.parametrize("which", ["model", "extra", "optimizer", "fresh optimizer", "master", "another shape"])
+    def test_no_tensor_in_the_place_of_one(self, tmp_path, which):
+        """Paddle would make a vocabulary of a dict, now or with the next step, and the interpreter would not outlive it.
+
+        A model may be something else to the one who saves it, an average for one.
+        """
+        argv = [sys.executable, "-W", "ignore", "-c", NO_TENSOR, str(Path(__file__).parents[1]), str(tmp_path), which]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        name, words = done.stdout.splitlines()[-1].split(": ", 1)
+        form = "has the shape [2] there, " if which == "another shape" else "is no tensor, but of the type "
+        thing = "model" if which in ("model", "extra") else "optimizer"
+        assert words.startswith(f"{tmp_path / thing}.")
+        assert f": the {thing} does not take this state: {name} {form}" in words
+
+    def test_no_tensor_in_an_optimizer_within_another_one(self):
+        """It is named by where it is; and what the outer one notes of its own may be anything."""
+        training = TRAININGS["paddle"]()
+        training.turn()
+        inner = training.optimizer.state_dict()
+        name = next(name for name, each in inner.items() if hasattr(each, "shape"))
+
+        class Outer:
+            def state_dict(self):
+                return {"inner": inner, "notes": {}}
+
+            def set_state_dict(self, state):
+                self.found = state
+
+        outer, state = Outer(), {"inner": dict(inner), "notes": {"a": "x"}}
+        Paddle().set_optimizer(outer, state, {})
+        assert outer.found == state
+        state["inner"][name] = {"a": "x"}
+        with pytest.raises(UserError, match=f"this state: inner/{name} is no tensor, but of the type dict"):
+            Paddle().set_optimizer(outer, state, {})
+
+    def test_numbers_that_paddle_does_not_convert(self, tmp_path):
+        """It is said of the model that it does not take them."""
+        training, path = TRAININGS["paddle"](), tmp_path / "weights"
+        # One that is saved with its name is a tensor, and arrays beside it are the user's own.
+        state = {name: (name, each.numpy()) for name, each in training.model.state_dict().items()}
+        state["0.bias"] = state["0.bias"][1].astype("uint32")
+        path.write_bytes(pickle.dumps(state, protocol=4))
+        with pytest.raises(UserError, match=f"{path}: the model does not take this state: .*uint8 or uint16"):
+            training.adapter().load_checkpoint(path, model=training.model)
+
+    def test_optimizers_that_keep_nothing_yet(self, kind, tmp_path):
+        """They have a state all the same."""
+        training = kind.afresh()
+        sgd = {"torch": lambda: training.framework.optim.SGD(training.model.parameters(), lr=0.1)}
+        sgd["paddle"] = lambda: training.framework.optimizer.SGD(0.1, parameters=training.model.parameters())
+        for optimizer in (training.optimizer, sgd[kind.name]()):
+            state = {"model": training.model.state_dict(), "optimizer": optimizer.state_dict()}
+            training.save(state, tmp_path / "all")
+            training.adapter().load_checkpoint(tmp_path / "all", model=training.model, optimizer=optimizer)
+
+    def test_what_is_neither_file_nor_folder(self, kind, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        os.symlink(tmp_path / "loop", tmp_path / "loop")
+        others = {"pipe": "a pipe", "loop": "a link that leads to itself", "/dev/null": "a device"}
+        for name, words in others.items():
+            with pytest.raises(UserError, match=f"{name} is {words}, and no checkpoint: pass a folder or a file"):
+                kind().adapter().load_checkpoint(tmp_path / name, model=kind().model)
+        (tmp_path / "file").touch()
+        with pytest.raises(UserError, match="file/below is not there"):
+            kind().adapter().load_checkpoint(tmp_path / "file" / "below", model=kind().model)
+
+    def test_a_step_in_another_form(self, make, kind, tmp_path, told):
+        """A number of steps is one, however it was kept; what is none is told, and counts as 0."""
+        training = kind()
+        one = training.framework.ones([1]).sum() * 7
+        for step, found in ((7.0, 7), (one, 7), (-7, 0), ("7", 0), (2.5, 0)):
+            told.clear()
+            training.save({"model": training.model.state_dict(), "step": step}, tmp_path / "all")
+            assert make(kind()).restore(tmp_path / "all") == found
+            assert ("which is no number of steps" in told.text) == (found == 0), step
+
+    def test_a_step_of_a_megabyte(self, kind, tmp_path, told):
+        """A line of the log is one all the same; and what only looks like a tensor is none."""
+        training, other = kind(), OrderedDict(a=1)
+        other.shape = 5
+        for step in (list(range(200_000)), {"a": "x" * 10**6}, "x" * 10**6, other):
+            told.clear()
+            training.save({"model": training.model.state_dict(), "step": step}, tmp_path / "all")
+            load = training.adapter().load_checkpoint
+            # Only a file that is trusted can have an attribute like that.
+            assert load(tmp_path / "all", model=training.model, trusted=step is other)["step"] == 0
+            (line,) = lines(told)
+            assert "which is no number of steps: it counts as 0" in line
+            assert len(line) < 200 + len(str(tmp_path))
+
+    def test_what_else_a_file_holds(self, kind, tmp_path):
+        """All but the states is given back."""
+        training = kind()
+        mean = {"w": training.framework.ones([2])}
+        state = {"model": training.model.state_dict(), "step": 3, "note": "x", "history": [1, 2], "mean": mean}
+        training.save(state, tmp_path / "all")
+        found = training.adapter().load_checkpoint(tmp_path / "all", model=training.model)
+        assert found.keys() == {"step", "note", "history", "mean"}
+        assert (found["step"], found["note"], found["history"]) == (3, "x", [1, 2])
+        assert bool((found["mean"]["w"] == mean["w"]).all())
+
+    def test_weights_of_another_type(self, make, kind, tmp_path):
+        """They are converted, as those of a checkpoint are."""
+        training, again = kind(), kind()
+        training.turn()
+        framework = training.framework
+        state = {
+            name: each.to(framework.bfloat16) if each.is_floating_point() else each
+            for name, each in training.model.state_dict().items()
+        }
+        training.save(state, tmp_path / "weights")
+        types = {name: each.dtype for name, each in again.model.state_dict().items()}
+        make(again).restore(tmp_path / "weights")
+        for name, each in again.model.state_dict().items():
+            assert each.dtype == types[name]
+            assert bool((each == state[name].to(each.dtype)).all()), name
 
     def test_the_folder_of_one_checkpoint(self, make, kind, root):
         """Any of them, by its path; no other is looked at."""
@@ -746,6 +1284,90 @@ class TestForeignFiles:
         assert not (tmp_path / "ran").exists()
         make(evil, trusted=True).restore(path)
         assert (tmp_path / "ran").exists()
+
+
+BAD_STATES = """
+import json, random, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from helpers.trainings import TRAININGS
+from elastic_adapter.adapters.paddlepaddle.checkpoint import Paddle
+from elastic_adapter.adapters.pytorch.checkpoint import Torch
+training, which = TRAININGS[sys.argv[2]](), sys.argv[4]
+framework = {"torch": Torch, "paddle": Paddle}[sys.argv[2]]
+good = framework().rng()
+def bad(self):
+    if which == "no dict":
+        return [1]
+    if sys.argv[2] == "torch":
+        return {"cpu": good["cpu"][:9] if which == "short" else good["cpu"].fill_(255)}
+    device, seed, offset, text = good["cpu"][0]
+    *keys, at = text.split()
+    text = {"short": text[:99], "beyond": " ".join([*keys, "99999999999999"]), "sign": " ".join([*keys, "-9999999999"])}
+    return {"cpu": [[7 if which == "device" else device, seed, offset, text.get(which, good["cpu"][0][3])]]}
+kept = framework.rng
+if which == "numpy":
+    state = np.random.get_state()
+    np.random.get_state = lambda legacy=True: (*state[:2], 2**31 - 1, 0, 0.0)
+else:
+    framework.rng = bad
+training.adapter().save_checkpoint(sys.argv[3], model=training.model, step=3)
+framework.rng = kept
+if which == "numpy":
+    np.random.get_state = lambda legacy=True: {"bit_generator": "MT19937"}
+random.seed(2)
+np.random.seed(2)
+before = str(random.getstate()), str(framework().rng())
+assert training.adapter().load_checkpoint(sys.argv[3], model=training.model) == {"step": 3}
+assert (str(random.getstate()), str(framework().rng())) == before
+assert np.random.rand() == np.random.RandomState(2).rand()
+training.turn()
+"""
+
+
+NO_TENSOR = """
+import pickle, sys
+from collections import OrderedDict
+sys.path.insert(0, sys.argv[1])
+from helpers.trainings import TRAININGS
+from elastic_adapter.core.errors import UserError
+kind, folder, which = TRAININGS["paddle"], sys.argv[2], sys.argv[3]
+training, state = kind.afresh(), {}
+training.turn()
+is_model = which in ("model", "extra")
+for name, each in (training.model if is_model else training.optimizer).state_dict().items():
+    state[name] = each.numpy() if hasattr(each, "shape") else each
+wrong = next(name for name, each in state.items() if getattr(each, "shape", ()) == (8,))
+if is_model:
+    state[wrong] = OrderedDict((str(at), "x") for at in range(8))
+    # As if it were a tensor: only a file that is trusted can have that.
+    state[wrong].shape = [8]
+elif which in ("master", "another shape"):
+    weights = {each.name: each.numpy() for each in training.model.parameters()}
+    name = next(name for name, each in weights.items() if each.shape == (8,))
+    state["master_weights"] = {**weights, name: {"x": 1} if which == "master" else weights[name][:2]}
+    wrong = f"master_weights/{name}"
+else:
+    state[wrong] = {str(at): "x" for at in range(8)}
+if which == "extra":
+    weights = {name: each.numpy() for name, each in training.model.state_dict().items()}
+    state = {"model": weights, "scheduler": {**state, wrong: dict(state[wrong])}}
+path = f"{folder}/" + ("model.pdparams" if is_model else "optimizer.pdopt")
+with open(path, "wb") as file:
+    pickle.dump(state, file, protocol=4)
+if which == "fresh optimizer":
+    # All is called as it was.
+    training.framework.utils.unique_name.switch()
+    training = kind()
+things = {"model": training.model} if is_model else {"optimizer": training.optimizer}
+if which == "extra":
+    things["scheduler"] = training.model
+try:
+    training.adapter().load_checkpoint(path, trusted=which == "model", **things)
+    training.turn()
+except UserError as error:
+    print(f"{wrong}: {error}")
+"""
 
 
 def malicious(kind, path, trace):
@@ -825,6 +1447,28 @@ def test_a_full_disk(make, kind, mounted, told):
     assert make(again, root).restore() == 1
 
 
+def test_a_disk_that_is_full_at_any_byte(make, kind, mounted):
+    """Whichever file has no room, the manifest as well: a save that failed leaves nothing, and the next one has it."""
+    root, training, failed = mounted("small", "1m"), kind(width=200), 0
+    with make(training, root, keep_last=1, verify="off") as checkpointer:
+        training.turn()
+        checkpointer.save(0, wait=True)
+        # It takes a second one beside the first. Pages are 4 KiB.
+        used = sum(path.stat().st_blocks for path in root.rglob("*")) // 2
+        for more in range(0, used + 64, 4):
+            subprocess.run(["mount", "-o", f"remount,size={used + more}k", str(root)], check=True)
+            before = names(root)
+            why = ""
+            try:
+                checkpointer.save(1 + more, wait=True)
+            except NotSaved as error:
+                why = str(error)
+                failed += 1
+            assert "No space left on device" in why or not why
+            assert names(root) == (before if why else [folder_name(2 + more, 0)])
+    assert 0 < failed < used // 4 + 16
+
+
 def test_a_folder_that_is_read_only(make, kind, mounted, told):
     """As a full one."""
     root = mounted("frozen", "4m")
@@ -894,7 +1538,7 @@ def test_no_memory_at_all(make, kind, mounted, told):
     training = kind(width=600)
     with make(training, root, every_steps=2, link=OwnLink(None, memory=mounted("memory", "64k"))) as checkpointer:
         train(training, checkpointer, 4)
-        with pytest.raises(NotSaved):
+        with pytest.raises(training.adapter().NotSaved):
             checkpointer.save(5, wait=True)
     assert [line.partition(":")[0] for line in lines(told)][:2] == ["step 2 is not saved", "step 4 is not saved"]
     assert f"{root} has room for" in lines(told)[0]
@@ -964,18 +1608,46 @@ def test_a_save_that_failed_and_is_asked_for_again(make, kind, root, told, monke
         assert names(root) == [folder_name(1, 0)]
 
 
+def own_folders():
+    """Of this process, which has had other Checkpointers before."""
+    return set(Path("/dev/shm").glob(f"elastic-adapter-{os.getpid()}-*"))
+
+
 def test_buffers_are_taken_away(make, kind):
     """Nothing stays in memory; what a program that was killed has left there goes when the next one begins."""
-    stale = Path("/dev/shm") / f"elastic-adapter-0-{os.getpid()}"
+    before, stale = own_folders(), Path("/dev/shm") / f"elastic-adapter-0-{os.getpid()}"
     stale.mkdir()
     (stale / "lock").touch()
     training = kind()
     with make(training, every_steps=1) as checkpointer:
         train(training, checkpointer, 1)
         assert checkpointer.settled(30)
-        (folder,) = Path("/dev/shm").glob(f"elastic-adapter-{os.getpid()}-*")
+        (folder,) = own_folders() - before
         assert not stale.exists()
     assert not folder.exists()
+
+
+def test_a_program_that_ends_while_buffers_are_being_made(make, kind, monkeypatch):
+    """They are not made where the folder for them has been removed: nobody would ever take them away there."""
+    real, begun, pieces = os.posix_fallocate, threading.Event(), []
+    before = own_folders()
+
+    def slowly(*reserved):
+        begun.set()
+        threading.Event().wait(0.05)
+        pieces.append(reserved)
+        real(*reserved)
+
+    monkeypatch.setattr(os, "posix_fallocate", slowly)
+    monkeypatch.setattr(staging, "_PIECE", 4096)
+    training = kind()
+    with make(training, every_steps=100) as checkpointer:
+        train(training, checkpointer, 1)
+        assert begun.wait(30)
+    made = len(pieces)
+    threading.Event().wait(0.2)
+    assert len(pieces) == made
+    assert own_folders() <= before
 
 
 class TestLinks:
@@ -991,6 +1663,37 @@ class TestLinks:
         assert names(root) == [folder_name(2, 3), folder_name(3, 3)]
         manifest = Store(root).look(folder_name(3, 3)).manifest
         assert (manifest.job, manifest.run, manifest.generation) == ("job", "7", 3)
+
+    @pytest.mark.parametrize("by", ["step", "save"])
+    def test_who_can_be_asked_from_its_first_step_on(self, make, kind, tmp_path, by):
+        """A program that called step when it saved what it goes on from: not one that may never call it."""
+        training = kind()
+        checkpointer = make(training, link=PlayedLink(tmp_path / "memory"), every_steps=2)
+        if by == "step":
+            train(training, checkpointer, 2)
+        else:
+            checkpointer.save(0)
+        link = PlayedLink(tmp_path / "memory", generation=4)
+        make(kind(), link=link).restore()
+        assert link.calls.count("attend") == (1 if by == "step" else 0)
+
+    def test_who_calls_step_no_more_is_asked_in_vain_once(self, make, kind, tmp_path):
+        """What it saves does not say that it calls step, and the next one like it is not waited for."""
+        train(training := kind(), make(training, link=PlayedLink(tmp_path / "memory"), every_steps=2), 2)
+        attended = []
+        for generation in (4, 5):
+            link = PlayedLink(tmp_path / "memory", generation=generation)
+            checkpointer = make(kind(), link=link)
+            step = checkpointer.restore()
+            checkpointer.save(step)
+            attended.append(link.calls.count("attend"))
+        assert attended == [1, 0]
+
+    def test_nobody_is_asked_before_the_first_step_of_all(self, make, kind, tmp_path):
+        """Nobody knows whether this program calls it."""
+        link = PlayedLink(tmp_path / "memory")
+        make(kind(), link=link).restore()
+        assert "attend" not in link.calls
 
     def test_time_is_told_once(self, make, kind, tmp_path):
         """By rank 0, until something is saved."""
@@ -1193,6 +1896,11 @@ class TestArguments:
         (tmp_path / "file").write_text("")
         with pytest.raises(UserError, match=r"kept in a folder, and .*file is a file"):
             make(kind(), tmp_path / "file")
+        os.mkfifo(tmp_path / "pipe")
+        os.symlink(tmp_path / "loop", tmp_path / "loop")
+        for name, words in {"pipe": "a pipe", "loop": "a link that leads to itself", "/dev/null": "a device"}.items():
+            with pytest.raises(UserError, match=f"kept in a folder, and .*{name} is {words}"):
+                make(kind(), tmp_path / name)
 
     def test_the_folder(self, make, kind, root, monkeypatch):
         monkeypatch.delenv("CHECKPOINT_PATH", raising=False)
@@ -1200,6 +1908,28 @@ class TestArguments:
             make(kind(), None)
         monkeypatch.setenv("CHECKPOINT_PATH", str(root))
         assert make(kind(), None).folder == str(root)
+        monkeypatch.setenv("HOME", str(root))
+        assert make(kind(), "~/job1").folder == str(root / "job1")
+
+    @pytest.mark.parametrize(
+        ("folder", "words"),
+        [
+            (5, "the folder of checkpoints has to be text or a Path, got 5"),
+            (b"x", "the folder of checkpoints has to be text or a Path, got b'x'"),
+            ("s3://bucket/job1", "s3://bucket/job1 is a URL: mount it, and name that"),
+        ],
+    )
+    def test_what_is_no_folder(self, make, kind, folder, words):
+        with pytest.raises(UserError, match=words):
+            make(kind(), folder)
+        if not isinstance(folder, str):
+            with pytest.raises(UserError, match="a checkpoint's path has to be text or a Path"):
+                make(kind()).restore(folder)
+
+    def test_a_class_in_the_place_of_an_object(self, make, kind):
+        training = kind()
+        with pytest.raises(UserError, match="model is the class Sequential: pass an object of it"):
+            make(training, model=type(training.model))
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -1278,6 +2008,22 @@ class TestArguments:
             with pytest.raises(UserError, match="this Checkpointer was closed"):
                 call()
 
+    @pytest.mark.parametrize(
+        ("call", "step"),
+        [*((call, step) for call in ("step", "save") for step in (-1, 2.5, "x", float("nan"))), ("step", None)],
+    )
+    def test_a_step_that_is_no_number_of_steps(self, make, kind, call, step):
+        with pytest.raises(UserError, match=re.escape(f"step must be a whole number of at least 0, got {step!r}")):
+            getattr(make(kind()), call)(step)
+
+    @pytest.mark.parametrize("call", ["step", "save"])
+    def test_a_step_that_no_folder_can_be_named_by(self, make, kind, root, call):
+        with pytest.raises(UserError, match=f"step must be a number of at most 17 digits, got {10**17}"):
+            getattr(make(kind()), call)(10**17)
+        with make(kind()) as checkpointer:
+            checkpointer.save(10**17 - 1, wait=True)
+        assert names(root) == [folder_name(10**17, 0)]
+
     def test_before_the_first_step(self, make, kind, root):
         """The state that a training begins with can be saved as well; what was restored need not be saved again."""
         with make(kind()) as checkpointer:
@@ -1309,6 +2055,13 @@ class OtherRank:
 class TestOneFolder:
     """save_checkpoint and load_checkpoint, for loops that keep their own books."""
 
+    def test_what_is_no_checkpoint(self, kind, tmp_path):
+        """It is said whether there is anything."""
+        (tmp_path / "empty").mkdir()
+        for name, words in {"nothing": "is not there", "empty": "is no checkpoint: it has no manifest.json"}.items():
+            with pytest.raises(UserError, match=f"{tmp_path / name} {words}; pass a folder or a file that was saved"):
+                kind().adapter().load_checkpoint(tmp_path / name, model=kind().model)
+
     def test_what_was_saved_is_loaded(self, kind, tmp_path):
         training = kind()
         training.turn()
@@ -1337,6 +2090,15 @@ class TestOneFolder:
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(UserError, match=r"notes\.txt is a file that no framework saved"):
             adapter.save_checkpoint(tmp_path / "notes.txt", model=training.model)
+        for name, content in (("PLAN.txt", b"Plan"), ("image", b"\x80PNG"), ("short.zip", b"PK\x03\x04"), ("P", b"P")):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(UserError, match=f"{name} is a file that no framework saved"):
+                adapter.save_checkpoint(tmp_path / name, model=training.model)
+            (tmp_path / name).unlink()
+        np.savez(tmp_path / "data.npz", x=np.arange(5))
+        with pytest.raises(UserError, match=r"data\.npz is a file that no framework saved"):
+            adapter.save_checkpoint(tmp_path / "data.npz", model=training.model)
+        (tmp_path / "data.npz").unlink()
         with pytest.raises(UserError, match=r"optimzer has a state of its own, .* misspelt"):
             adapter.save_checkpoint(tmp_path / "empty", model=training.model, optimzer=training.optimizer)
         with pytest.raises(UserError, match="outputs is a folder with other things in it"):
@@ -1346,6 +2108,205 @@ class TestOneFolder:
             adapter.save_checkpoint(tmp_path / name, model=training.model, step=4)
             assert adapter.load_checkpoint(tmp_path / name, model=training.model)["step"] == 4
         assert names(tmp_path) == ["empty", "file", "notes.txt", "outputs"]
+
+    def test_a_manifest_of_something_else(self, kind, tmp_path):
+        """Other people have files of that name, and a link may be called so."""
+        training = kind()
+        app = tmp_path / "app"
+        (app / "src").mkdir(parents=True)
+        (app / "src" / "precious.py").write_text("mine")
+        for content in ('{"name": "x"}', '{"format": 1, "name": "x"}', '{"format":2,"job":null}', "", "[]", "\0"):
+            (app / "manifest.json").write_text(content)
+            with pytest.raises(UserError, match=r"app has a manifest\.json that is no checkpoint's \(.*name another"):
+                training.adapter().save_checkpoint(app, model=training.model)
+        for other in (
+            os.mkfifo,
+            os.mkdir,
+            lambda path: os.symlink("nowhere", path),
+            lambda path: os.symlink(path, path),
+        ):
+            (app / "manifest.json").rmdir() if (app / "manifest.json").is_dir() else (app / "manifest.json").unlink()
+            other(app / "manifest.json")
+            with pytest.raises(UserError, match=r"app has a manifest\.json that is no checkpoint's"):
+                training.adapter().save_checkpoint(app, model=training.model)
+        assert (app / "src" / "precious.py").read_text() == "mine"
+        assert names(tmp_path) == ["app"]
+
+    def test_a_checkpoint_with_other_things_in_it(self, kind, tmp_path):
+        """They would be gone with it. Once they are moved away, it is replaced."""
+        training, place = kind(), tmp_path / "best"
+        adapter = training.adapter()
+        adapter.save_checkpoint(place, model=training.model, step=1)
+        (place / "notes.txt").write_text("mine")
+        with pytest.raises(
+            UserError, match=r"best/notes\.txt is no part of the checkpoint in that folder.* move it away"
+        ):
+            adapter.save_checkpoint(place, model=training.model, step=2)
+        (place / "notes.txt").unlink()
+        # What the manifest names is a file.
+        (place / training.files[0]).unlink()
+        (place / training.files[0]).mkdir()
+        with pytest.raises(UserError, match=rf"{training.files[0]} is no part of the checkpoint"):
+            adapter.save_checkpoint(place, model=training.model, step=2)
+        (place / training.files[0]).rmdir()
+        (place / "checkpoints.md5").write_text("")
+        adapter.save_checkpoint(place, model=training.model, step=2)
+        assert adapter.load_checkpoint(place, model=training.model)["step"] == 2
+        assert "checkpoints.md5" not in names(place)
+
+    @pytest.mark.parametrize("how", ["cut off", "edited"])
+    def test_a_damaged_manifest(self, kind, tmp_path, how):
+        """It is one of ours, so it is replaced; but not what no checkpoint has."""
+        training, place = kind(), tmp_path / "best"
+        adapter = training.adapter()
+        adapter.save_checkpoint(place, model=training.model, optimizer=training.optimizer, step=1, epoch=2)
+        manifest = (place / "manifest.json").read_bytes()
+        damaged = manifest[: len(manifest) // 2] if how == "cut off" else manifest.replace(b'"step":1,', b'"step":7,')
+        (place / "manifest.json").write_bytes(damaged)
+        (place / "other.pt").write_text("mine")
+        with pytest.raises(UserError, match=r"best/other\.pt is no part of the checkpoint"):
+            adapter.save_checkpoint(place, model=training.model, step=2)
+        (place / "other.pt").unlink()
+        adapter.save_checkpoint(place, model=training.model, step=2)
+        assert adapter.load_checkpoint(place, model=training.model)["step"] == 2
+        assert names(tmp_path) == ["best"]
+
+    def test_what_is_neither_file_nor_folder(self, kind, tmp_path):
+        """It stays what it is."""
+        training = kind()
+        adapter = training.adapter()
+        os.mkfifo(tmp_path / "pipe")
+        os.symlink(tmp_path / "loop", tmp_path / "loop")
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(tmp_path / "socket"))
+        others = {"pipe": "a pipe", "loop": "a link that leads to itself", "socket": "a socket"}
+        others |= {"loop/below": "a link that leads to itself", "/dev/null": "a device"}
+        for name, kind_of_it in others.items():
+            with pytest.raises(UserError, match=f"{name} is {kind_of_it}, which no checkpoint can replace"):
+                adapter.save_checkpoint(tmp_path / name, model=training.model)
+        listening.close()
+        assert names(tmp_path) == ["loop", "pipe", "socket"]
+        assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+    @pytest.mark.parametrize(
+        ("name", "which"),
+        [
+            *((name, which) for name in ("torch", "paddle") for which in ("numpy", "no dict", "short", "beyond")),
+            ("paddle", "sign"),
+            ("paddle", "device"),
+        ],
+    )
+    def test_random_states_that_are_none(self, tmp_path, name, which):
+        """They are left out, with a word; the generators go on as they are, and read no memory that is not theirs."""
+        argv = [sys.executable, "-W", "ignore", "-c", BAD_STATES, str(Path(__file__).parents[1]), name]
+        done = subprocess.run([*argv, str(tmp_path / "best"), which], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        words = r"best: the random generators are not restored: what was saved for \w+ is no state of its generator"
+        assert re.search(words, done.stderr), done.stderr
+
+    def test_links(self, kind, tmp_path):
+        """They stay: what they lead to is replaced, or made."""
+        training = kind()
+        adapter = training.adapter()
+        for name in ("there", "nowhere"):
+            os.symlink(tmp_path / name, tmp_path / f"to-{name}")
+        adapter.save_checkpoint(tmp_path / "there", model=training.model, step=1)
+        for name in ("there", "nowhere"):
+            path = adapter.save_checkpoint(tmp_path / f"to-{name}", model=training.model, step=2)
+            assert path == str(tmp_path / name)
+            assert (tmp_path / f"to-{name}").is_symlink()
+            assert adapter.load_checkpoint(tmp_path / f"to-{name}", model=training.model)["step"] == 2
+
+    def test_pickles_that_are_no_weights(self, kind, tmp_path):
+        """Somebody's data; it is not run to see that."""
+        training = kind()
+
+        class Evil:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "ran"),)
+
+        path = tmp_path / "data.pkl"
+        for value in ({"dataset": [1, 2, 3]}, {"images": np.ones([3, 4])}, Evil()):
+            for protocol in (2, 4):
+                content = pickle.dumps(value, protocol=protocol)
+                path.write_bytes(content)
+                with pytest.raises(UserError, match=r"data\.pkl is a file that no framework saved"):
+                    training.adapter().save_checkpoint(path, model=training.model)
+                assert path.read_bytes() == content
+        assert names(tmp_path) == ["data.pkl"]
+
+    def test_files_of_weights(self, kind, tmp_path):
+        """In all forms that people save; and what is empty."""
+        training = kind()
+        training.turn()
+        adapter = training.adapter()
+        model, optimizer = training.model.state_dict(), training.optimizer.state_dict()
+        for name, state in {"model": model, "optimizer": optimizer, "all": {"model": model, "step": 3}}.items():
+            training.save(state, tmp_path / name)
+        (tmp_path / "empty").touch()
+        for name in ("model", "optimizer", "all", "empty"):
+            adapter.save_checkpoint(tmp_path / name, model=training.model, step=4)
+            assert adapter.load_checkpoint(tmp_path / name, model=training.model)["step"] == 4
+
+    def test_the_only_copy(self, make, kind, tmp_path):
+        """Where folders can't be exchanged, one who is killed leaves the older one aside: nobody's sweep takes it."""
+        training = kind()
+        adapter = training.adapter()
+        (tmp_path / "run").mkdir()
+        places = [tmp_path / "run" / name for name in ("model.best", "model.0123abcd", "model")]
+        for place in places:
+            adapter.save_checkpoint(place, model=training.model, step=1)
+            os.rename(place, single._old(place))
+            for path in (*single._old(place).iterdir(), single._old(place)):
+                os.utime(path, (1, 1))
+        make(kind(), tmp_path / "run").restore()
+        adapter.save_checkpoint(tmp_path / "run" / "model", model=training.model, step=2)
+        found = [adapter.load_checkpoint(place, model=training.model)["step"] for place in places]
+        assert found == [1, 1, 2]
+        assert not single._old(places[-1]).exists()
+
+    def test_the_only_copy_of_a_file(self, make, kind, tmp_path):
+        """A file that is put aside is one still: what it is called says what it is. So is what a link leads to."""
+        training = kind()
+        training.turn()
+        adapter, weights = training.adapter(), tmp_path / "weights"
+        training.save({"model": training.model.state_dict(), "step": 3}, weights)
+        optimizer = tmp_path / f"optimizer{Path(training.files[1]).suffix}"
+        training.save(training.optimizer.state_dict(), optimizer)
+        os.symlink(weights, tmp_path / "link")
+        for path in (weights, optimizer):
+            os.rename(path, single._old(path))
+        for path in (weights, tmp_path / "link"):
+            assert adapter.load_checkpoint(path, model=kind().model)["step"] == 3
+            assert make(kind()).restore(path) == 3
+        if kind.name == "paddle":
+            adapter.load_checkpoint(optimizer, optimizer=training.optimizer)
+        adapter.save_checkpoint(weights, model=training.model, step=4)
+        assert adapter.load_checkpoint(weights, model=training.model)["step"] == 4
+        assert not single._old(weights).exists()
+        assert single._old(optimizer).exists()
+
+    def test_a_checkpointer_restores_the_only_copy(self, make, kind, tmp_path):
+        """By the path that it had, as load_checkpoint does."""
+        training = kind()
+        training.adapter().save_checkpoint(tmp_path / "best", model=training.model, step=5)
+        os.rename(tmp_path / "best", single._old(tmp_path / "best"))
+        assert make(kind(), optimizer=None, scheduler=None, sampler=None).restore(tmp_path / "best") == 5
+
+    def test_drafts_of_others(self, kind, tmp_path):
+        """Only those of the very same folder are swept, and only when they are old."""
+        training = kind()
+        stay = [".best.2.0123abcd.run1.elastic-tmp", ".best.run1.elastic-tmp", ".best.mine.run1.elastic-tmp"]
+        stay += [".other.0123abcd.run1.elastic-tmp", ".best.2.0123abcd.run1.elastic-tmp.swept.elastic-tmp"]
+        gone = [".best.0123abcd.run1.elastic-tmp", ".best.89abcdef.run1.elastic-tmp.swept.elastic-tmp"]
+        gone += [f".best.{name}.elastic-tmp.swept.elastic-tmp.swept.elastic-tmp" for name in ("45670123.run1", "old")]
+        for name in (*stay, *gone):
+            (tmp_path / name).mkdir()
+            os.utime(tmp_path / name, (1, 1))
+        young = ".best.4567abcd.run1.elastic-tmp"
+        (tmp_path / young).mkdir()
+        training.adapter().save_checkpoint(tmp_path / "best", model=training.model)
+        assert names(tmp_path) == sorted([*stay, young, "best"])
 
     def test_it_is_read_back(self, kind, tmp_path, monkeypatch):
         """What does not come back as it was written does not take the older one's place."""
@@ -1367,6 +2328,21 @@ class TestOneFolder:
         with pytest.raises(UserError, match="verify must be one of"):
             adapter.save_checkpoint(tmp_path / "one", model=training.model, verify="all")
 
+    def test_steps(self, kind, tmp_path):
+        """What is no number of steps is refused before anything is written."""
+        training = kind()
+        adapter = training.adapter()
+        adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1)
+        with pytest.raises(UserError, match="step must be a number of at most 17 digits, got 1"):
+            adapter.save_checkpoint(tmp_path / "one", model=training.model, step=10**30)
+        for step in (-1, 1.5, "x", None, True, float("inf")):
+            with pytest.raises(UserError, match="step must be a whole number of at least 0, got"):
+                adapter.save_checkpoint(tmp_path / "one", model=training.model, step=step)
+        assert adapter.load_checkpoint(tmp_path / "one", model=training.model)["step"] == 1
+        for step in (np.int64(3), 3.0, training.framework.ones([1]).sum() * 3):
+            adapter.save_checkpoint(tmp_path / "one", model=training.model, step=step)
+            assert adapter.load_checkpoint(tmp_path / "one", model=training.model)["step"] == 3
+
     def test_other_ranks_write_nothing(self, kind, tmp_path, monkeypatch):
         """All ranks may call it."""
         training = kind()
@@ -1376,12 +2352,14 @@ class TestOneFolder:
         assert adapter.save_checkpoint(tmp_path / "one", model=training.model, step=1) is None
         assert names(tmp_path) == []
 
-    def test_a_checkpointer_s(self, make, kind, root):
+    def test_a_checkpointer_s(self, make, kind, root, told):
         training, again = saved(make, kind, 2), kind()
         adapter = training.adapter()
         found = adapter.load_checkpoint(root / folder_name(2, 0), model=again.model, optimizer=again.optimizer)
         assert found == {"step": 2, "epoch": 0}
         assert again.values() == training.values()
+        adapter.load_checkpoint(root / folder_name(2, 0), model=again.model, scheduler=again.scheduler)
+        assert lines(told) == []
 
     def test_a_damaged_one(self, kind, tmp_path):
         training = kind()
@@ -1390,7 +2368,7 @@ class TestOneFolder:
         flip(tmp_path / "one" / training.files[0])
         with pytest.raises(Damaged, match=r"model\.\w+ is damaged"):
             adapter.load_checkpoint(tmp_path / "one", model=training.model)
-        with pytest.raises(UserError, match="is no checkpoint"):
+        with pytest.raises(UserError, match="none is not there"):
             adapter.load_checkpoint(tmp_path / "none", model=training.model)
 
     def test_a_file_of_the_framework(self, kind, tmp_path):
@@ -1416,7 +2394,7 @@ KILLED = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from elastic_adapter.core.checkpoint import single
+from elastic_adapter.core.checkpoint import single, staging
 from helpers.trainings import TRAININGS
 kind, place, trials = TRAININGS[sys.argv[2]], Path(sys.argv[3]), int(sys.argv[4])
 if sys.argv[5] == "renames":
@@ -1425,6 +2403,10 @@ rng, training, last, killed, halves = random.Random(20261117), kind(width=600), 
 adapter = training.adapter()
 save = lambda step: adapter.save_checkpoint(place, model=training.model, step=step, verify="off")
 save(0)
+# Kills come while three are saved, however busy the machine is, now and later.
+begin = time.monotonic()
+save(0)
+span = 3 * (time.monotonic() - begin)
 for _ in range(trials):
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
@@ -1433,9 +2415,11 @@ for _ in range(trials):
             os.write(writing, bytes([step - last]))
         os._exit(0)
     os.close(writing)
-    time.sleep(rng.uniform(0.0, 0.05))
+    time.sleep(rng.uniform(0.0, span))
     os.kill(child, signal.SIGKILL)
-    killed += os.waitpid(child, 0)[1] != 0
+    was_killed = os.waitpid(child, 0)[1] != 0
+    killed += was_killed
+    span *= 1.05 if was_killed else 0.8
     halves += len(os.listdir(place.parent)) > 1
     said = os.read(reading, 10)
     os.close(reading)
@@ -1623,9 +2607,45 @@ class TestTheEnd:
         assert gone() is None
         with make(kind(), root.with_name("other")) as second:
             second.restore()
+            assert names(root) == [folder_name(1, 0)]
         # As at the end of the process.
         ending()
-        assert names(root) == [folder_name(1, 0)]
+        assert lines(told) == []
+
+    def test_a_loop_that_tries_again(self, make, kind, root, told):
+        """Each makes its own, and closes none: the next one goes on from what the last one has saved."""
+
+        def attempt():
+            training = kind(width=300)
+            checkpointer = training.adapter().Checkpointer(root, **training.things(), every_steps=1)
+            start = checkpointer.restore()
+            train(training, checkpointer, start + 2, start)
+            return start
+
+        assert [attempt() for _ in range(3)] == [0, 2, 4]
+        make(kind(width=300)).restore()
+        assert lines(told) == []
+        assert names(root) == [folder_name(step, 0) for step in range(1, 7)]
+
+    def test_a_child_with_its_parent_s(self, make, kind, root):
+        """It has neither the saver nor the buffers: it is told so, and the parent goes on."""
+        checkpointer = make(kind(), every_steps=1)
+        checkpointer.restore()
+        checkpointer.step(0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for call in (lambda: checkpointer.step(50), checkpointer.save, checkpointer.settled):
+                    with pytest.raises(UserError, match=r"is process \d+'s, which forked this one"):
+                        call()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert checkpointer.step(1)
+        checkpointer.close()
+        assert names(root) == [folder_name(1, 0), folder_name(2, 0)]
 
     def test_a_child(self, make, kind, root):
         """What its parent has open is not its own."""

@@ -17,6 +17,7 @@ import pytest
 from elastic_adapter.core.embedded import EmbeddedEtcd
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.etcd import Etcd, put
+from helpers.ports import free_ports
 
 WITHIN_S = 30.0
 
@@ -25,15 +26,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 @pytest.fixture
 def port():
-    return free_port()
+    return free_ports(1)[0]
 
 
 def listening_on(port):
@@ -236,7 +231,7 @@ def test_etcd_that_was_there(guarded, port, tmp_path):
             assert not await etcd.start(WITHIN_S)
 
     binary = Path(sys.executable).with_name("etcd")
-    url, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
+    url, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_ports(1)[0]}"
     argv = [
         *(str(binary if binary.exists() else "etcd"), "--data-dir", str(tmp_path / "data"), "--log-level", "error"),
         *("--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer),

@@ -23,7 +23,8 @@ from elastic_adapter.core.etcd import (
     read,
     read_prefix,
 )
-from helpers.etcd_servers import binary, cluster, free_ports, openssl, secured
+from helpers.etcd_servers import binary, cluster, openssl, secured
+from helpers.ports import free_ports
 
 
 @pytest.fixture(scope="module")

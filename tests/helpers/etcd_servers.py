@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from helpers.ports import free_ports
+
 if TYPE_CHECKING:
     from helpers.hosts import Host
 
@@ -42,16 +44,6 @@ def binary(name):
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 class Server:
