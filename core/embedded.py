@@ -35,6 +35,10 @@ _RESTARTS = 5
 _STEADY_S = 60.0
 _PAUSE_S = 0.2
 _GRACE_S = 5.0
+# A port may be taken though nobody listens there, by a connection that goes out from this machine: most are short.
+_TAKEN_S = 5.0
+_TAKEN = "address already in use"
+_HINT = "; nobody listens there, so a connection has the port: choose one outside of net.ipv4.ip_local_port_range"
 _TAIL = 8192
 
 
@@ -65,8 +69,7 @@ class EmbeddedEtcd:
             if await self._is_served(deadline):
                 await self.close()
                 return False
-            running = await self._spawn()
-            await self._healthy(running, deadline)
+            running = await self._first(deadline)
         except BaseException:
             await self.close()
             raise
@@ -165,22 +168,36 @@ class EmbeddedEtcd:
         self._running = _Running(await self._guard.spawn(Spawn(argv, {}, unset=foreign)))
         return self._running
 
-    async def _healthy(self, running: _Running, deadline: float) -> None:
-        """Wait until it answers. Raises UserError where it does not."""
+    async def _first(self, deadline: float) -> _Running:
+        """Start it, and wait until it answers. Raises UserError where it does not."""
+        taken_until = min(deadline, time.monotonic() + _TAKEN_S)
+        while True:
+            running = await self._spawn()
+            why = await self._trouble(running, deadline)
+            if why is None:
+                return running
+            is_taken = _TAKEN in why
+            if not is_taken or time.monotonic() > taken_until:
+                hint = _HINT if is_taken else ""
+                raise UserError(f"the job's etcd at {self._where} does not start: {why}{hint}")
+            running.close()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _trouble(self, running: _Running, deadline: float) -> str | None:
+        """Wait until it answers: None; or why it does not."""
         asking = asyncio.create_task(_ask(self._at(self._addresses[0]), deadline))
         awaited: set[asyncio.Future[Any]] = {asking, running.process.exited}
         try:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if running.process.alive:
                 await asking
-                return
-            why = running.last_words() or _how(running.process.exited.result())
+                return None
+            return running.last_words() or _how(running.process.exited.result())
         except EtcdUnavailable:
-            why = running.last_words() or "it does not answer in time"
+            return running.last_words() or "it does not answer in time"
         finally:
             asking.cancel()
             await asyncio.wait({asking})
-        raise UserError(f"the job's etcd at {self._where} does not start: {why}")
 
     async def _keep(self, running: _Running) -> None:
         """Start it again whenever it ends, with the data it had."""

@@ -26,10 +26,12 @@ async def probe(address: str, within_s: float = 1.0) -> Answer:
         return Answer.UNKNOWN
     except (OSError, asyncio.TimeoutError, ValueError):
         return Answer.SILENT
+    # A connection to this machine may be given the port that it asks for as its own, and then it talks to itself.
+    is_own = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return Answer.OPEN
+    return Answer.REFUSED if is_own else Answer.OPEN
 
 
 def tls_trouble(address: str, credentials: Credentials, within_s: float = 2.0) -> str:

@@ -17,6 +17,7 @@ import pytest
 from elastic_adapter.core.embedded import EmbeddedEtcd
 from elastic_adapter.core.errors import UserError
 from elastic_adapter.core.etcd import Etcd, put
+from elastic_adapter.core.processes import Guard
 from helpers.ports import free_ports
 
 WITHIN_S = 30.0
@@ -279,6 +280,46 @@ def test_etcd_that_does_not_start(guarded, port, fake_etcd, script, why):
             assert str(caught.value) == f"the job's etcd at 127.0.0.1:{port} does not start: {why}"
             async with embedded(ward, port) as etcd:
                 assert await etcd.start(WITHIN_S)
+
+    asyncio.run(story())
+
+
+def test_port_that_is_taken_for_a_moment(guarded, port, monkeypatch):
+    """A connection that goes out from the port is waited for; it is no listener that could be asked."""
+
+    async def story():
+        with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as out:
+            out.bind(("127.0.0.1", port))
+            out.connect(peer.getsockname())
+            # Whoever closes first keeps the port for a minute.
+            peer.accept()[0].close()
+            async with guarded() as ward, embedded(ward, port) as etcd:
+                spawn, started = Guard.spawn, asyncio.Queue()
+
+                async def noted(guard, what):
+                    process = await spawn(guard, what)
+                    started.put_nowait(process)
+                    return process
+
+                monkeypatch.setattr(Guard, "spawn", noted)
+                starting = asyncio.create_task(etcd.start(WITHIN_S))
+                await (await started.get()).exited
+                out.close()
+                assert await starting
+
+    asyncio.run(story())
+
+
+def test_port_that_stays_taken(guarded, port, monkeypatch):
+    """It is not waited for without end."""
+    monkeypatch.setattr("elastic_adapter.core.embedded._TAKEN_S", 0.5)
+
+    async def story():
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", port))
+            async with guarded() as ward, embedded(ward, port) as etcd:
+                with pytest.raises(UserError, match=f"127.0.0.1:{port} does not start: .*nobody listens there.*choose"):
+                    await etcd.start(WITHIN_S)
 
     asyncio.run(story())
 

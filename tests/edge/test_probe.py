@@ -1,13 +1,20 @@
 """What a look at an endpoint tells, against real servers."""
 
+import asyncio
+import os
+import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from elastic_adapter.core.config import Credentials
-from elastic_adapter.core.probe import check_files, tls_trouble
+from elastic_adapter.core.probe import check_files, probe, tls_trouble
+from elastic_adapter.core.succession import Answer
 from helpers.etcd_servers import cluster, openssl, secured
+from helpers.ports import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +29,35 @@ def tls(tmp_path_factory):
 def plain(tmp_path_factory):
     with cluster(tmp_path_factory.mktemp("plain"), 1) as (one,):
         yield one.endpoint
+
+
+# Its only port for connections is the one that it asks for.
+TO_ITSELF = """
+ip link set lo up && echo 40000 40000 >/proc/sys/net/ipv4/ip_local_port_range && exec "$0" -c "
+import asyncio
+from elastic_adapter.core.probe import probe
+print(asyncio.run(probe('127.0.0.1:40000')).name)"
+"""
+
+
+class TestProbe:
+    """Whether somebody listens."""
+
+    def test_a_listener(self):
+        """It is open."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            assert asyncio.run(probe(f"127.0.0.1:{server.getsockname()[1]}")) is Answer.OPEN
+
+    def test_nobody(self):
+        """It refuses."""
+        assert asyncio.run(probe(f"127.0.0.1:{free_ports(1)[0]}")) is Answer.REFUSED
+
+    @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, for a network")
+    def test_a_connection_to_itself(self):
+        """A connection that the kernel gave the asked port as its own shows that nobody listens there."""
+        argv = ["unshare", "--net", "sh", "-c", TO_ITSELF, sys.executable]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+        assert (done.stdout, done.stderr) == ("REFUSED\n", "")
 
 
 class TestTlsTrouble:
