@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import time
 
@@ -40,8 +42,12 @@ def environ(pages, agent, rank):
     return {f"ELASTIC_{name}": str(value) for name, value in names.items()}
 
 
+@contextlib.contextmanager
 def workers(pages, agent, log, stride=1):
-    """A process for each rank: they wait for each other every now and then, and note where they were asked to save."""
+    """A process for each rank: they wait for each other every now and then, and note where they were asked to save.
+
+    At the end they are told to stop, and have ended then; where something went wrong, they are killed.
+    """
     pids = []
     for rank in range(RANKS):
         pid = os.fork()
@@ -61,7 +67,16 @@ def workers(pages, agent, log, stride=1):
             finally:
                 os._exit(0)
         pids.append(pid)
-    return pids
+    try:
+        yield
+        (log / "stop").touch()
+        while pids:
+            os.waitpid(pids[-1], 0)
+            pids.pop()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("stride", [1, 4])
@@ -71,9 +86,8 @@ def test_all_ranks_save_at_the_same_step(tmp_path, agent, stride):
     for rank in range(RANKS):
         pages.path(rank)
     pages.begin(1)
-    pids = workers(pages, agent, tmp_path, stride)
     asked = []
-    try:
+    with workers(pages, agent, tmp_path, stride):
         while any(pages.done(rank) == 0 for rank in range(RANKS)):
             time.sleep(0.001)
         for number in range(40):
@@ -83,10 +97,6 @@ def test_all_ranks_save_at_the_same_step(tmp_path, agent, stride):
             pages.answer(asked[-1])
             while any(pages.done(rank) <= asked[-1] + stride for rank in range(RANKS)):
                 time.sleep(0.0005 * (number % 3))
-    finally:
-        (tmp_path / "stop").touch()
-        for pid in pids:
-            os.waitpid(pid, 0)
     expected = [-(-step // stride) * stride for step in asked]
     for rank in range(RANKS):
         assert [int(line) for line in (tmp_path / str(rank)).read_text().split()] == expected
@@ -98,8 +108,7 @@ def test_workers_wait_until_they_are_told(tmp_path, agent):
     for rank in range(RANKS):
         pages.path(rank)
     pages.begin(1)
-    pids = workers(pages, agent, tmp_path)
-    try:
+    with workers(pages, agent, tmp_path):
         while any(pages.done(rank) == 0 for rank in range(RANKS)):
             time.sleep(0.001)
         pages.pause()
@@ -110,10 +119,6 @@ def test_workers_wait_until_they_are_told(tmp_path, agent):
         pages.answer(None)
         while any(pages.done(rank) == done for rank, done in enumerate(before)):
             time.sleep(0.001)
-    finally:
-        (tmp_path / "stop").touch()
-        for pid in pids:
-            os.waitpid(pid, 0)
     assert [(tmp_path / str(rank)).read_text() for rank in range(RANKS)] == [""] * RANKS
 
 
