@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -206,8 +206,7 @@ class Paddle:
         """
         _check_masters(state)
         parameters = _parameters(optimizer)
-        begins = tuple(f"{name}_" for name in parameters)
-        for name, value in self._no_tensors(state, optimizer.state_dict(), begins):
+        for name, value in self._no_tensors(state, optimizer.state_dict(), parameters):
             kind = type(value).__name__
             raise UserError(f"the optimizer does not take this state: {name} is no tensor, but of the type {kind}")
         for name, value in state.get(_MASTERS, {}).items():
@@ -217,18 +216,18 @@ class Paddle:
                 raise UserError(f"the optimizer does not take this state: {words}")
 
     def _no_tensors(
-        self, state: Mapping[Any, Any], here: Mapping[Any, Any], begins: tuple[str, ...], where: str = ""
+        self, state: Mapping[Any, Any], here: Mapping[Any, Any], parameters: Container[str], where: str = ""
     ) -> Iterator[tuple[str, Any]]:
         """What is no tensor where one belongs, by its name. A schedule is made of plain values, and so are scales."""
         for key, value in state.items():
             name, own = join(where, key), here.get(key)
             if key == _SCHEDULE or self._is_tensor(value):
                 continue
-            is_accumulator = isinstance(key, str) and key.startswith(begins) and not key.endswith(_SCALE)
+            is_accumulator = isinstance(key, str) and _owner(key, parameters) and not key.endswith(_SCALE)
             if where == _MASTERS or is_accumulator or isinstance(own, self._paddle.Tensor):
                 yield name, value
             elif isinstance(value, Mapping) and (isinstance(own, Mapping) or name == _MASTERS):
-                yield from self._no_tensors(value, own if isinstance(own, Mapping) else {}, begins, name)
+                yield from self._no_tensors(value, own if isinstance(own, Mapping) else {}, parameters, name)
 
     def _is_tensor(self, value: Any) -> bool:
         return isinstance(value, self._paddle.Tensor | self._ndarray)
@@ -300,20 +299,24 @@ def _with_names(state: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[st
 
 
 def _with_name(key: str, renamed: Mapping[str, str]) -> str:
-    """linear_7.w_0_moment1_0 for linear_0.w_0_moment1_0: the longest beginning that is a parameter counts."""
-    ends = [at for at, letter in enumerate(key) if letter == "_"]
-    for end in reversed(ends):
-        if key[:end] in renamed:
-            return renamed[key[:end]] + key[end:]
-    return key
+    """linear_7.w_0_moment1_0 for linear_0.w_0_moment1_0."""
+    owner = _owner(key, renamed)
+    return key if owner is None else renamed[owner] + key[len(owner) :]
+
+
+def _owner(key: str, parameters: Container[str]) -> str | None:
+    """Which parameter this is kept for: linear_0.w_0 for linear_0.w_0_moment1_0. The longest beginning counts."""
+    end = key.rfind("_")
+    while end > 0 and key[:end] not in parameters:
+        end = key.rfind("_", 0, end)
+    return key[:end] if end > 0 else None
 
 
 def _strangers(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
     """Some keys of a state that belong to no parameter of the optimizer, which would not say so."""
-    begins = tuple(f"{name}_" for name in _parameters(optimizer))
-    if not begins:
+    if not (parameters := _parameters(optimizer)):
         return []
-    return [key for key, value in state.items() if hasattr(value, "shape") and not key.startswith(begins)][:3]
+    return [key for key, value in state.items() if hasattr(value, "shape") and _owner(key, parameters) is None][:3]
 
 
 def _of_others(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
@@ -322,9 +325,9 @@ def _of_others(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
     if not kind.__module__.startswith("paddle.optimizer."):
         return []
     kept = tuple(f"{getattr(kind, name)}_" for name in dir(kind) if name.endswith("_acc_str"))
-    ends = {f"{name}_": len(name) + 1 for name in _parameters(optimizer)}
-    found = {key: max((end for begin, end in ends.items() if key.startswith(begin)), default=0) for key in state}
-    return [key for key, end in found.items() if end and not key[end:].startswith(kept)][:3]
+    parameters = _parameters(optimizer)
+    owners = {key: _owner(key, parameters) for key in state}
+    return [key for key, owner in owners.items() if owner and not key[len(owner) + 1 :].startswith(kept)][:3]
 
 
 def _check_names(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -333,8 +336,8 @@ def _check_names(optimizer: Any, state: Mapping[str, Any]) -> None:
     keys = [key for key in state if key not in (_SCHEDULE, _MASTERS)]
     if not parameters or not keys:
         return
-    begins, own = tuple(f"{name}_" for name in parameters), optimizer.state_dict()
-    if not any(key.startswith(begins) or key in own for key in keys):
+    own = optimizer.state_dict()
+    if not any(_owner(key, parameters) or key in own for key in keys):
         raise UserError(
             f"the optimizer does not take this state: it has {', '.join(keys[:3])}, and nothing of any parameter that "
             f"the optimizer has, such as {next(iter(parameters))}"
