@@ -67,7 +67,7 @@ EDGE = {
         "checkpoint.connect",
     ),
     *("checkpoint.page", "checkpoint.agent_link", "checkpoint.saver_process", "checkpoint.desk"),
-    *("checkpoint.shared_folder",),
+    *("checkpoint.shared_folder", "checkpoint.garbage"),
 }
 SHELL = {"coordinator", "agent", "cluster", "checkpoint.checkpointer"}
 # Imported by the user's program: standard library only.

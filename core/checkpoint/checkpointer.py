@@ -33,6 +33,7 @@ from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, 
 from elastic_adapter.core.checkpoint.files import FOLDER as A_FOLDER
 from elastic_adapter.core.checkpoint.files import Damaged, Refused, kind_of, path_of
 from elastic_adapter.core.checkpoint.framework import Framework
+from elastic_adapter.core.checkpoint.garbage import uncollected
 from elastic_adapter.core.checkpoint.link import Asked, Finishing, Found, Link, NotRestored, Post
 from elastic_adapter.core.checkpoint.manifest import (
     ALGORITHMS,
@@ -427,8 +428,9 @@ class Checkpointer:
         return ""
 
     def _laid_out(self, post: Post, done: int) -> tuple[Layout, bytes]:
-        layout = lay_out(self._framework, states(self._framework, self._training, post.rank))
-        return layout, order_to_bytes(self._order(post, done, layout))
+        with uncollected():
+            layout = lay_out(self._framework, states(self._framework, self._training, post.rank))
+            return layout, order_to_bytes(self._order(post, done, layout))
 
     def _order(self, post: Post, done: int, layout: Layout) -> Order:
         sampler = self._training.sampler

@@ -17,6 +17,7 @@ from typing import Any
 from elastic_adapter.core.checkpoint.contents import Training, set_random_states, several
 from elastic_adapter.core.checkpoint.files import Damaged, Expected, Misfit, Refused
 from elastic_adapter.core.checkpoint.framework import Framework
+from elastic_adapter.core.checkpoint.garbage import uncollected
 from elastic_adapter.core.checkpoint.hashing import Reader, verify_file
 from elastic_adapter.core.checkpoint.manifest import (
     MANIFEST,
@@ -193,7 +194,8 @@ class Restoring:
     def _read(self, checkpoint: Checkpoint, file: FileEntry, into: Mapping[str, Any] | None = None) -> Any:
         path, expected = str(checkpoint.path / file.name), _expected(checkpoint, file)
         try:
-            return self._framework.read(path, into, expected)
+            with uncollected():
+                return self._framework.read(path, into, expected)
         except (Refused, Misfit) as error:
             # That is said of what was written only if this is what was written.
             verify_file(path, expected, stored=False)

@@ -58,6 +58,8 @@ class _Part:
     type: Any
     item_size: int
     key: str
+    # Where it is, in torch's words.
+    location: str
     begin: int
     end: int
     # What tensors use of it, as far as they have been seen.
@@ -70,8 +72,8 @@ class _Part:
         self.used_end = max(end, self.used_end)
 
     def bytes(self, torch: Any) -> Any:
-        whole = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
-        return whole[self.begin : self.end]
+        found = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
+        return found.set_(self.storage, self.begin, (self.end - self.begin,), (1,))
 
 
 class _Parts:
@@ -81,6 +83,8 @@ class _Parts:
         self.by_storage: dict[int, _Part] = {}
         self._torch = torch
         self._rebuilds = torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3  # noqa: SLF001
+        # The kinds of storages of plain tensors, and where these are, by the types of tensors, as they are met.
+        self._kinds: dict[Any, tuple[Any, str]] = {}
 
     def pickled(self, state: object) -> bytes:
         """The pickle that torch makes of the state, in terms of the parts as they are known by now."""
@@ -118,25 +122,46 @@ class _Parts:
         return self._reduced(value)
 
     def _reduced(self, tensor: Any) -> Any:
+        if self._is_plain(tensor) and (known := self._kinds.get(tensor.dtype)) is not None:
+            # What follows, in a third of the time: a state may have many small ones.
+            part = self._part_of(tensor.untyped_storage(), tensor.element_size(), *known)
+            hooks: OrderedDict[Any, Any] = OrderedDict()
+            others = [tuple(tensor.shape), tensor.stride(), tensor.requires_grad, hooks]
+            return self._rebuilds[0], self._placed(tensor, part, tensor.storage_offset(), others)
         function, arguments, *rest = tensor.__reduce_ex__(2)
         if function in self._rebuilds:
             storage, offset, *others = arguments
             part = self._part(storage)
-            size = tensor.element_size()
-            part.use(offset * size, (offset + _extent(tensor)) * size)
-            arguments = part, offset - part.begin // size, *others
+            if function is self._rebuilds[0] and self._is_plain(tensor):
+                self._kinds[tensor.dtype] = part.type, part.location
+            arguments = self._placed(tensor, part, offset, others)
         return function, arguments, *rest
+
+    def _is_plain(self, tensor: Any) -> bool:
+        """Whether torch takes it as its type says, as long as that type has one kind of storage."""
+        return (
+            type(tensor) is self._torch.Tensor
+            and tensor.layout is self._torch.strided
+            and tensor.device.type == "cpu"
+            and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+            and not tensor.__dict__
+            and tensor._backward_hooks is None  # noqa: SLF001
+        )
+
+    def _placed(self, tensor: Any, part: _Part, offset: int, others: Iterable[Any]) -> Any:
+        size = tensor.element_size()
+        part.use(offset * size, (offset + _extent(tensor)) * size)
+        return part, offset - part.begin // size, *others
 
     def id(self, value: Any) -> Any:
         """What stands for a storage in the pickle, as torch.save has it."""
-        if isinstance(value, self._torch.storage.TypedStorage) or self._torch.is_storage(value):
+        if type(value) is not _Part:
+            if not (isinstance(value, self._torch.storage.TypedStorage) or self._torch.is_storage(value)):
+                return None
             # Of a tensor with attributes, or of another class.
             value = self._part(value)
             value.use(value.begin, value.end)
-        if not isinstance(value, _Part):
-            return None
-        location = self._torch.serialization.location_tag(value.storage)
-        return "storage", value.type, value.key, location, (value.end - value.begin) // value.item_size
+        return "storage", value.type, value.key, value.location, (value.end - value.begin) // value.item_size
 
     def _part(self, storage: Any) -> _Part:
         if isinstance(storage, self._torch.storage.TypedStorage):
@@ -144,9 +169,14 @@ class _Parts:
             kind = getattr(self._torch, storage._pickle_storage_type())  # noqa: SLF001
         else:
             untyped, item_size, kind = storage, 1, self._torch.UntypedStorage
-        end = untyped.nbytes() // item_size * item_size
-        part = _Part(untyped, kind, item_size, str(len(self.by_storage)), 0, end)
-        part = self.by_storage.setdefault(untyped._cdata, part)  # noqa: SLF001
+        return self._part_of(untyped, item_size, kind, self._torch.serialization.location_tag(untyped))
+
+    def _part_of(self, untyped: Any, item_size: int, kind: Any, location: str) -> _Part:
+        part = self.by_storage.get(untyped._cdata)  # noqa: SLF001
+        if part is None:
+            end = untyped.nbytes() // item_size * item_size
+            part = _Part(untyped, kind, item_size, str(len(self.by_storage)), location, 0, end)
+            self.by_storage[untyped._cdata] = part  # noqa: SLF001
         if part.type is not kind:
             raise Refused("the state", f"the same memory as {part.type.__name__} and as {kind.__name__}")
         return part
@@ -154,8 +184,9 @@ class _Parts:
 
 def _extent(tensor: Any) -> int:
     """How many elements of the storage lie between the first and the last one of a tensor, both included."""
-    if tensor.numel() == 0:
-        return 0
+    numel = int(tensor.numel())
+    if numel == 0 or tensor.is_contiguous():
+        return numel
     return 1 + sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

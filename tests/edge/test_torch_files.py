@@ -134,6 +134,10 @@ STATES = {
     "attributes": attributes,
     "others": others,
     "flags": flags,
+    "odd ones after plain ones of the same types": lambda: [
+        *(random_bytes(dtype, 2) for dtype in DTYPES),
+        *(flags(), attributes(), views(), tied()),
+    ],
     "one tensor": lambda: torch.arange(7),
     "one number": lambda: 5,
     "nothing": dict,
@@ -192,6 +196,13 @@ def test_torch_reads_ours_as_its_own(tmp_path, name):
     for mapped in (False, True):
         options = {"map_location": "cpu", "weights_only": True, "mmap": mapped}
         assert_same(torch.load(tmp_path / "ours.pt", **options), torch.load(tmp_path / "torch.pt", **options))
+
+
+def test_attributes_of_tensors_are_written(tmp_path):
+    """As torch writes them, also where plain tensors of the same type come first."""
+    write(tmp_path / "a.pt", [torch.ones(3), *attributes()])
+    plain, marked, parameter, _ = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert [vars(plain), vars(marked), vars(parameter)] == [{}, {"note": "mine"}, {"expert": True}]
 
 
 @pytest.mark.parametrize("writer", ["ours", "torch"])
