@@ -1,6 +1,7 @@
-"""Saves and restores of 1 GiB: ours, the framework's own, and a plain copy, in turns in one process.
+"""Saves and restores, of 1 GiB or of many small tensors: ours, the framework's own, and a plain copy.
 
-Ours runs as users run it: saves under elastic-launch, on one node; restores in a program of their own.
+They take turns in one process. Ours runs as users run it: saves under elastic-launch, on one node; restores in a
+program of their own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Measure:
     name: str
     what: str
     framework: str
+    tensors: str
     ours: str
     theirs: str
     other: str
@@ -47,7 +49,15 @@ def _measures(framework: str, load: str, save_target: str) -> list[Measure]:
         ("restore-copy: warm page cache", "restore", "ours", "memcpy", "memcpy", "reported"),
         ("restore-cold: cold page cache", "restore", "cold", "their cold", load, "reported"),
     )
-    return [Measure(f"{framework}-checkpoint-{name}", what, framework, *rest) for name, what, *rest in rows]
+    small = (
+        ("small: a save of 8000 tensors of 64 bytes", "save", "ours", "disk", save, "reported"),
+        ("small-restore: of the same", "restore", "ours", "theirs", load, "reported"),
+    )
+    return [
+        Measure(f"{framework}-checkpoint-{name}", what, framework, tensors, *rest)
+        for tensors, those in (("large", rows), ("small", small))
+        for name, what, *rest in those
+    ]
 
 
 MEASURES = [
@@ -57,14 +67,14 @@ MEASURES = [
 
 
 @functools.cache
-def samples(what: str, framework: str, times: int) -> dict[str, list[float]]:
+def samples(what: str, framework: str, tensors: str, times: int) -> dict[str, list[float]]:
     """One process serves all rows that it is asked for."""
     # Not in the folder for temporary files, which may be in memory.
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=HERE))
     launcher = [*LAUNCHER[what], framework] if LAUNCHER[what] else [sys.executable]
     try:
         subprocess.run(
-            [*launcher, str(SCRIPTS / "checkpoints.py"), what, framework],
+            [*launcher, str(SCRIPTS / "checkpoints.py"), what, framework, tensors],
             env={**ENVIRON, "BENCH_FOLDER": str(folder), "BENCH_TURNS": str(times)},
             timeout=_PATIENCE_S,
             stdout=sys.stderr,
@@ -78,5 +88,5 @@ def samples(what: str, framework: str, times: int) -> dict[str, list[float]]:
 
 def both(measure: Measure, times: int) -> tuple[list[float], list[float]]:
     """Our samples of this row, and the other side's."""
-    found = samples(measure.what, measure.framework, times)
+    found = samples(measure.what, measure.framework, measure.tensors, times)
     return found[measure.ours], found[measure.theirs]

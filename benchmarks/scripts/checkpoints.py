@@ -1,13 +1,14 @@
-"""Saves and restores of 1 GiB, ours and the framework's own in turns: ``checkpoints.py save|restore torch|paddle``.
+"""Saves and restores, ours and the framework's own in turns: ``checkpoints.py save|restore torch|paddle large|small``.
 
-A state is 64 tensors of 16 MiB. What a training waits for is measured, and nothing is being written meanwhile. Writes
-one line of samples in seconds (JSON) to BENCH_FOLDER/samples.
+A state is 64 tensors of 16 MiB, or 8000 of 64 bytes. What a training waits for is measured, and nothing is being
+written meanwhile. Writes one line of samples in seconds (JSON) to BENCH_FOLDER/samples.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import sys
@@ -16,11 +17,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-COUNT = 64
-WORDS = (1 << 30) // COUNT // 4
+WHAT, FRAMEWORK, TENSORS = sys.argv[1:]
+COUNT, SHAPE = {"large": (64, (1024, 4096)), "small": (8000, (16,))}[TENSORS]
+NBYTES = math.prod(SHAPE) * 4
 TURNS = int(os.environ.get("BENCH_TURNS", "5"))
 FOLDER = Path(os.environ["BENCH_FOLDER"])
-WHAT, FRAMEWORK = sys.argv[1:]
 
 if FRAMEWORK == "torch":
     import torch
@@ -29,7 +30,7 @@ if FRAMEWORK == "torch":
 
     model = torch.nn.Module()
     for index in range(COUNT):
-        model.register_parameter(f"w{index}", torch.nn.Parameter(torch.randn(1024, WORDS // 1024)))
+        model.register_parameter(f"w{index}", torch.nn.Parameter(torch.randn(SHAPE)))
 
     def addresses() -> list[int]:
         return [each.data_ptr() for each in model.parameters()]
@@ -52,7 +53,7 @@ else:
 
     model = paddle.nn.Layer()
     for index in range(COUNT):
-        model.add_parameter(f"w{index}", model.create_parameter([1024, WORDS // 1024]))
+        model.add_parameter(f"w{index}", model.create_parameter(list(SHAPE)))
 
     def addresses() -> list[int]:
         return [each.data_ptr() for each in model.parameters()]
@@ -74,14 +75,14 @@ class Memcpy:
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile(dir="/dev/shm") as file:
-            file.truncate(COUNT * WORDS * 4)
-            self._memory = mmap.mmap(file.fileno(), COUNT * WORDS * 4)
+            file.truncate(COUNT * NBYTES)
+            self._memory = mmap.mmap(file.fileno(), COUNT * NBYTES)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self()
 
     def __call__(self) -> None:
         for index, address in enumerate(addresses()):
-            ctypes.memmove(self._begin + index * WORDS * 4, address, WORDS * 4)
+            ctypes.memmove(self._begin + index * NBYTES, address, NBYTES)
 
 
 def timed(act: Callable[[], object]) -> float:
