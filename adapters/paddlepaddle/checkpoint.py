@@ -5,10 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from elastic_adapter.adapters.paddlepaddle.names import (
+    MASTERS,
+    SCHEDULE,
+    called_anew,
+    check_some_known,
+    name_of,
+    of_others,
+    owners,
+    parameters_of,
+    strangers,
+)
 from elastic_adapter.core.checkpoint import checkpointer, paddlestate, single
 from elastic_adapter.core.checkpoint.files import Expected, Skeleton, copy_memory, memory
 from elastic_adapter.core.checkpoint.framework import Group
@@ -18,9 +29,6 @@ from elastic_adapter.core.errors import UserError, in_one_line
 
 log = logging.getLogger(__name__)
 
-# Of an optimizer's state: what is no tensor of a parameter.
-_SCHEDULE = "LR_Scheduler"
-_MASTERS = "master_weights"
 # How names of numbers end that belong to a tensor, where that is kept in few bits.
 _SCALE = ".SCALE_VALUE"
 # Of a generator of random numbers: how many there are in its state, and about how many digits that may have.
@@ -124,14 +132,18 @@ class Paddle:
         if others := [key for key in state if not isinstance(key, str)]:
             raise UserError(f"the optimizer does not take this state: {others[0]!r} is no name of a parameter's tensor")
         _check_masters(state)
-        named = _with_names(state, renamed)
+        named, masters = called_anew(optimizer, state, renamed)
         self._check_optimizer(optimizer, named)
         if not renamed:
-            _check_names(optimizer, named)
-        if lost := _of_others(optimizer, named):
+            check_some_known(optimizer, named)
+        # What is kept for master weights is called after them, by paddle as well.
+        for each in named.get(MASTERS, {}).values():
+            if name := masters.get(name_of(each)):
+                each.name = name
+        if lost := of_others(optimizer, named, masters.values()):
             words = f"it is of another kind of optimizer: {type(optimizer).__name__} has no use for {', '.join(lost)}"
             raise UserError(f"the optimizer does not take this state: {words}")
-        if lost := _strangers(optimizer, named):
+        if lost := strangers(optimizer, named):
             log.warning("the optimizer has no parameter of %s: what was kept for it is not restored", ", ".join(lost))
         try:
             optimizer.set_state_dict(named)
@@ -205,28 +217,28 @@ class Paddle:
         That step makes a vocabulary of a dict as well, and takes a master weight for as large as its parameter.
         """
         _check_masters(state)
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         for name, value in self._no_tensors(state, optimizer.state_dict(), parameters):
             kind = type(value).__name__
             raise UserError(f"the optimizer does not take this state: {name} is no tensor, but of the type {kind}")
-        for name, value in state.get(_MASTERS, {}).items():
+        for name, value in state.get(MASTERS, {}).items():
             if name in parameters and list(value.shape) != list(parameters[name].shape):
                 shapes = f"{list(value.shape)} there, {list(parameters[name].shape)} here"
-                words = f"{join(_MASTERS, name)} has the shape {shapes}"
+                words = f"{join(MASTERS, name)} has the shape {shapes}"
                 raise UserError(f"the optimizer does not take this state: {words}")
 
     def _no_tensors(
-        self, state: Mapping[Any, Any], here: Mapping[Any, Any], parameters: Container[str], where: str = ""
+        self, state: Mapping[Any, Any], here: Mapping[Any, Any], parameters: Collection[str], where: str = ""
     ) -> Iterator[tuple[str, Any]]:
         """What is no tensor where one belongs, by its name. A schedule is made of plain values, and so are scales."""
         for key, value in state.items():
             name, own = join(where, key), here.get(key)
-            if key == _SCHEDULE or self._is_tensor(value):
+            if key == SCHEDULE or self._is_tensor(value):
                 continue
-            is_accumulator = isinstance(key, str) and _owner(key, parameters) and not key.endswith(_SCALE)
-            if where == _MASTERS or is_accumulator or isinstance(own, self._paddle.Tensor):
+            is_accumulator = isinstance(key, str) and any(owners(key, parameters)) and not key.endswith(_SCALE)
+            if where == MASTERS or is_accumulator or isinstance(own, self._paddle.Tensor):
                 yield name, value
-            elif isinstance(value, Mapping) and (isinstance(own, Mapping) or name == _MASTERS):
+            elif isinstance(value, Mapping) and (isinstance(own, Mapping) or name == MASTERS):
                 yield from self._no_tensors(value, own if isinstance(own, Mapping) else {}, parameters, name)
 
     def _is_tensor(self, value: Any) -> bool:
@@ -273,82 +285,9 @@ def load_checkpoint(
 
 
 def _check_masters(state: Mapping[str, Any]) -> None:
-    if not isinstance(masters := state.get(_MASTERS, {}), Mapping):
+    if not isinstance(masters := state.get(MASTERS, {}), Mapping):
         kind = type(masters).__name__
-        raise UserError(f"the optimizer does not take this state: {_MASTERS} is no dict, but of the type {kind}")
-
-
-def _with_names(state: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """An optimizer's state in terms of what parameters are called now. Those outside of the model keep their names."""
-    if all(then == now for then, now in renamed.items()):
-        return dict(state)
-    found: dict[str, Any] = {}
-    for key, value in state.items():
-        if key == _SCHEDULE:
-            found[key] = value
-        elif key == _MASTERS:
-            found[key] = {renamed.get(name, name): each for name, each in value.items()}
-        elif (name := _with_name(key, renamed)) in found:
-            raise UserError(
-                "the optimizer does not take this state: "
-                f"two parameters are called {name} now: one of them is no parameter of the model"
-            )
-        else:
-            found[name] = value
-    return found
-
-
-def _with_name(key: str, renamed: Mapping[str, str]) -> str:
-    """linear_7.w_0_moment1_0 for linear_0.w_0_moment1_0."""
-    owner = _owner(key, renamed)
-    return key if owner is None else renamed[owner] + key[len(owner) :]
-
-
-def _owner(key: str, parameters: Container[str]) -> str | None:
-    """Which parameter this is kept for: linear_0.w_0 for linear_0.w_0_moment1_0. The longest beginning counts."""
-    end = key.rfind("_")
-    while end > 0 and key[:end] not in parameters:
-        end = key.rfind("_", 0, end)
-    return key[:end] if end > 0 else None
-
-
-def _strangers(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
-    """Some keys of a state that belong to no parameter of the optimizer, which would not say so."""
-    if not (parameters := _parameters(optimizer)):
-        return []
-    return [key for key, value in state.items() if hasattr(value, "shape") and _owner(key, parameters) is None][:3]
-
-
-def _of_others(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
-    """Some keys that no optimizer of this kind has: paddle drops them, or fails in the next step."""
-    kind = type(optimizer)
-    if not kind.__module__.startswith("paddle.optimizer."):
-        return []
-    kept = tuple(f"{getattr(kind, name)}_" for name in dir(kind) if name.endswith("_acc_str"))
-    parameters = _parameters(optimizer)
-    owners = {key: _owner(key, parameters) for key in state}
-    return [key for key, owner in owners.items() if owner and not key[len(owner) + 1 :].startswith(kept)][:3]
-
-
-def _check_names(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Where only names tell what a state belongs to, some have to be known here: else nothing of it is restored."""
-    parameters = _parameters(optimizer)
-    keys = [key for key in state if key not in (_SCHEDULE, _MASTERS)]
-    if not parameters or not keys:
-        return
-    own = optimizer.state_dict()
-    if not any(_owner(key, parameters) or key in own for key in keys):
-        raise UserError(
-            f"the optimizer does not take this state: it has {', '.join(keys[:3])}, and nothing of any parameter that "
-            f"the optimizer has, such as {next(iter(parameters))}"
-        )
-
-
-def _parameters(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's parameters, by what they are called; none where it does not tell."""
-    groups = getattr(optimizer, "_parameter_list", None) or ()
-    lists = (group["params"] if isinstance(group, dict) else (group,) for group in groups)
-    return {each.name: each for parameters in lists for each in parameters}
+        raise UserError(f"the optimizer does not take this state: {MASTERS} is no dict, but of the type {kind}")
 
 
 def _loads_plainly(layer: Any) -> bool:
