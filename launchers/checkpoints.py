@@ -232,10 +232,10 @@ def _seen(path: Path, *, named: bool = False) -> Seen | None:
     try:
         last = path.stat().st_mtime
         files = _files(manifest) if manifest is not None else _on_disk(path)
-    except FileNotFoundError:
-        return None
     except OSError:
-        # Why, its manifest has told.
+        if not os.path.lexists(path):
+            return None
+        # Why, its manifest has told. Or it is a link to something that is gone.
         last, files = None, ()
     if state in (WRITING, DELETING):
         # It is half there, which is not wrong.

@@ -83,11 +83,12 @@ def prepare(draft: Draft, world_size: int, *, verify: str = "off", md5: bool = F
     May be repeated, also when it has been published meanwhile. Raises Incomplete, Unverified or Taken, and OSError.
     """
     name = draft.place.name
-    if isinstance(look_at(draft.place), Checkpoint):
-        if not draft.path.exists():
-            return name
+    there = look_at(draft.place)
+    if isinstance(there, Checkpoint) and not draft.path.exists():
+        return name
+    if isinstance(there, Checkpoint) or there.unread:
         draft.discard()
-        raise Taken(taken(draft.place))
+        raise Taken(taken(draft.place, unread="" if isinstance(there, Checkpoint) else there.why))
     is_prepared = isinstance(look_at(draft.path, name), Checkpoint)
     if not is_prepared and (absent := missing(draft, world_size)):
         raise Incomplete(_asking(draft, absent, world_size))
@@ -117,8 +118,10 @@ def read_back(found: Checkpoint | Broken, verify: str) -> None:
     Store(found.path.parent).check(found, how=verify, stored=True)
 
 
-def taken(place: Path) -> str:
-    return f"{place} was there before, and stays as it is: restore() it, or name another folder"
+def taken(place: Path, unread: str = "") -> str:
+    """What to tell of a save whose name another checkpoint has; why that one can't be read, if it can't."""
+    hindrance, remedy = (f"can't be read ({unread}), ", "make it readable") if unread else ("", "restore() it")
+    return f"{place} was there before, {hindrance}and stays as it is: {remedy}, or name another folder"
 
 
 def finish(draft: Draft, world_size: int, *, md5: bool = False) -> Path:

@@ -117,10 +117,11 @@ class Draft:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if isinstance(look_at(place), Checkpoint):
+            there = look_at(place)
+            if isinstance(there, Checkpoint):
                 # It was published before, or the same step of the same generation was: that one stays as it is.
                 self.discard()
-            elif error.errno == errno.ENOENT:
+            elif error.errno == errno.ENOENT or there.unread:
                 raise
             else:
                 Store(self.root).quarantine(place)

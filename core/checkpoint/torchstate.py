@@ -103,10 +103,12 @@ class _Parts:
         return written.getvalue()
 
     def cut(self) -> bool:
-        """Reduces the parts to what is used of them; whether that changed anything."""
+        """Reduces the parts to what is used of them; whether that changed anything. Refused, where it is not there."""
         changed = False
         for part in self.by_storage.values():
             assert part.used_begin is not None
+            if part.used_end > part.end:
+                raise Refused("the state", "memory that its storage does not have: was it freed?")
             changed |= (part.begin, part.end) != (part.used_begin, part.used_end)
             part.begin, part.end = part.used_begin, part.used_end
         return changed

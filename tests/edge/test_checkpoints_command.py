@@ -457,6 +457,17 @@ def test_deleted_while_it_is_verified(tmp_path, monkeypatch):
     assert told("verify", tmp_path) == ([(20, "deleted meanwhile", ""), (10, "verified", "")], 0)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_link_to_nothing(tmp_path, others):
+    """It is called like a checkpoint, and is none: that is said, and nobody waits for it."""
+    if others:
+        save(tmp_path, 10)
+    (tmp_path / folder_name(20, 1)).symlink_to(tmp_path / "nowhere")
+    why = f"{MANIFEST}: No such file or directory"
+    assert told("list", tmp_path) == ([(20, "broken", why), (10, "complete", "")][: others + 1], 0)
+    assert told("verify", tmp_path) == ([(20, "broken", why), (10, "verified", "")][: others + 1], 1)
+
+
 @pytest.mark.parametrize("name", [MANIFEST, "model.bin"])
 def test_what_can_not_be_read(tmp_path, name):
     """Is not called broken; neither is it verified."""

@@ -460,6 +460,32 @@ def test_a_broken_one_in_its_place(framework, shared, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [NAME, f"{NAME}.broken"]
 
 
+def test_one_in_its_place_that_can_not_be_read(framework, shared, tmp_path):
+    """It may be whole: it stays, under its name, and the other one is not saved."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    manifest = tmp_path / NAME / MANIFEST
+    manifest.parent.mkdir()
+    manifest.symlink_to(manifest)
+    why = rf"{NAME} was there before, can't be read \(.*symbolic links\), and stays as it is: make it readable"
+    with pytest.raises(Taken, match=why):
+        prepare(draft, 1)
+    assert os.listdir(tmp_path) == [NAME]
+
+
+def test_a_place_that_can_not_be_read_any_more(framework, shared, tmp_path):
+    """Between two words of the one who leads: nothing is renamed but what was prepared."""
+    staged(framework, shared, state_of(framework, 1), tmp_path)
+    draft = write_part(*taken(shared))
+    prepare(draft, 1)
+    manifest = tmp_path / NAME / MANIFEST
+    manifest.parent.mkdir()
+    manifest.symlink_to(manifest)
+    with pytest.raises(OSError, match="not empty"):
+        draft.publish()
+    assert sorted(os.listdir(tmp_path)) == sorted([NAME, draft.path.name])
+
+
 def test_a_full_disk(framework, shared, tmp_path):
     """It is told with the file, what to do, and that nothing else was harmed; what was half written is gone."""
     if os.geteuid() != 0:

@@ -519,6 +519,16 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved():
         assert caught.value.wanted.startswith(wanted)
 
 
+@pytest.mark.parametrize("left", [0, 8, 4 * 999])
+def test_memory_that_was_freed_is_refused(left):
+    """And it is not made anew: nobody knows what it held."""
+    freed = torch.randn(1000)
+    freed.untyped_storage().resize_(left)
+    with pytest.raises(Refused, match=r"^the state at extra/b was refused: .* memory that its storage does not have"):
+        skeleton(torch, {"model": torch.ones(3), "extra": {"a": torch.ones(1), "b": freed}})
+    assert freed.untyped_storage().nbytes() == left
+
+
 def test_what_the_worker_does_not_see_the_saver_refuses():
     """A storage by itself, or a constant that is no type, would not be loaded."""
     for value in (torch.ones(2).untyped_storage(), ..., torch.qint8):
