@@ -26,7 +26,15 @@ from elastic_adapter.core.checkpoint.manifest import (
     parse_draft,
     parse_folder,
 )
-from elastic_adapter.core.checkpoint.store import Broken, Checkpoint, Store, is_unread, look_at, read_manifest
+from elastic_adapter.core.checkpoint.store import (
+    Broken,
+    Checkpoint,
+    Store,
+    is_gone,
+    is_unread,
+    look_at,
+    read_manifest,
+)
 from elastic_adapter.core.checkpoint.writers import PRUNED
 from elastic_adapter.core.errors import UserError
 
@@ -233,7 +241,7 @@ def _seen(path: Path, *, named: bool = False) -> Seen | None:
         last = path.stat().st_mtime
         files = _files(manifest) if manifest is not None else _on_disk(path)
     except OSError:
-        if not os.path.lexists(path):
+        if is_gone(path):
             return None
         # Why, its manifest has told. Or it is a link to something that is gone.
         last, files = None, ()
@@ -323,7 +331,7 @@ def _verified(store: Store, seen: Seen, bar: Bar) -> Seen:
         except OSError as error:
             state = UNREADABLE if is_unread(error) else BROKEN
             why = f"{error.filename}: {error.strerror}"
-    if state != VERIFIED and not os.path.lexists(seen.path):
+    if state != VERIFIED and is_gone(seen.path):
         state, why = DELETED, ""
     return replace(seen, state=state, why=_short(why, seen.path))
 

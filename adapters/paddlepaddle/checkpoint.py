@@ -164,9 +164,10 @@ class Paddle:
     def renamed(self, path: str, models: Mapping[str, Any]) -> dict[str, str]:
         found = {name: ref.name for name, ref in leaves(path, read_paddle(path).state, TensorRef) if ref.name}
         here = {
-            f"{begin}{name}": each.name
+            f"{begin}{name}": called
             for begin, model in models.items()
             for name, each in self._unwrapped(model).state_dict().items()
+            if (called := name_of(each))
         }
         return {then: here[name] for name, then in found.items() if name in here}
 

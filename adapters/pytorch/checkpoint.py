@@ -206,7 +206,8 @@ def _taken_amiss(optimizer: Any, settings: list[set[str]]) -> str:
         for parameter in group["params"]:
             kept = optimizer.state.get(parameter, {})
             for name in _LIKE_PARAMETERS:
-                if name in kept and getattr(kept[name], "shape", None) != parameter.shape:
+                # Older ones of torch wrote None for a momentum that is not used.
+                if kept.get(name) is not None and getattr(kept[name], "shape", None) != parameter.shape:
                     shapes = f"{list(getattr(kept[name], 'shape', ()))} there, {list(parameter.shape)} here"
                     return f"{name} of a parameter has the shape {shapes}; do its parameters come in another order now?"
     return ""

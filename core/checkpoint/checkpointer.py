@@ -20,7 +20,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,15 @@ from typing import Any, ClassVar
 from elastic_adapter.core import worker
 from elastic_adapter.core.checkpoint.buffers import Buffers
 from elastic_adapter.core.checkpoint.calls import plainly
-from elastic_adapter.core.checkpoint.contents import Layout, Training, lay_out, own_epoch, sampler_facts, states
+from elastic_adapter.core.checkpoint.contents import (
+    Layout,
+    Training,
+    check_things,
+    lay_out,
+    own_epoch,
+    sampler_facts,
+    states,
+)
 from elastic_adapter.core.checkpoint.files import FOLDER as A_FOLDER
 from elastic_adapter.core.checkpoint.files import Damaged, Refused, kind_of, path_of
 from elastic_adapter.core.checkpoint.framework import Framework
@@ -46,7 +54,16 @@ from elastic_adapter.core.checkpoint.policy import Saved, SavePolicy, due_by_min
 from elastic_adapter.core.checkpoint.restoring import Loaded, Restoring, is_damaged_in_storage, load_foreign
 from elastic_adapter.core.checkpoint.single import look_in, there
 from elastic_adapter.core.checkpoint.staging import NoRoom
-from elastic_adapter.core.checkpoint.store import VERIFY, Broken, Checkpoint, Store, is_unread, look_at, why_unread
+from elastic_adapter.core.checkpoint.store import (
+    VERIFY,
+    Broken,
+    Checkpoint,
+    Store,
+    is_gone,
+    is_unread,
+    look_at,
+    why_unread,
+)
 from elastic_adapter.core.checkpoint.writers import is_in_use
 from elastic_adapter.core.errors import ElasticError, UserError, one_of
 
@@ -119,7 +136,8 @@ class Checkpointer:
         except ValueError as error:
             raise UserError(str(error)) from None
         self._framework: Framework = type(self).framework()
-        _check(model, optimizer, scheduler, sampler, extra)
+        check_things(model, optimizer, scheduler)
+        _check_others(sampler, extra)
         self._training = Training(model, optimizer, scheduler, sampler, extra, rng, save_optimizer)
         self._restoring = Restoring(self._framework, self._training, trusted=trusted)
         self._finishing = Finishing(verify, md5, keep_last, keep_every)
@@ -483,7 +501,7 @@ class Checkpointer:
         for name in newest_first(self._names()):
             found = self._store.look(name)
             try:
-                if not os.path.lexists(found.path):
+                if is_gone(found.path):
                     return None
                 if isinstance(found, Broken):
                     self._put_aside(found.path, found.why, unread=found.unread)
@@ -492,7 +510,7 @@ class Checkpointer:
                 self._restoring.check_others(found, rank)
                 loaded = self._restoring.read(found, rank)
             except (Damaged, OSError) as error:
-                if not os.path.lexists(found.path):
+                if is_gone(found.path):
                     return None
                 self._put_aside(found.path, why_unread(error), unread=is_unread(error))
                 (unread if is_unread(error) else broken).append(found.path.name)
@@ -586,16 +604,8 @@ def _folder(folder: str | os.PathLike[str] | None) -> str:
     return os.path.abspath(found)
 
 
-def _check(model: Any, optimizer: Any, scheduler: Any, sampler: Any, extra: Any) -> None:
-    """What is passed can be asked for its state."""
-    for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
-        if isinstance(thing, Mapping):
-            _check_names(name, thing)
-        for each in thing.values() if isinstance(thing, Mapping) else (thing,):
-            if isinstance(each, type):
-                raise UserError(f"{name} is the class {each.__name__}: pass an object of it")
-            if each is not None and not hasattr(each, "state_dict"):
-                raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
+def _check_others(sampler: Any, extra: Any) -> None:
+    """What is passed beside these can be kept, too."""
     for needed in ("state_dict", "load_state_dict"):
         if sampler is not None and not hasattr(sampler, needed):
             raise UserError(
@@ -604,14 +614,6 @@ def _check(model: Any, optimizer: Any, scheduler: Any, sampler: Any, extra: Any)
             )
     if extra is not None and not isinstance(extra, MutableMapping) and not hasattr(extra, "state_dict"):
         raise UserError(f"extra must be a dict, or have state_dict() and load_state_dict(), got {type(extra).__name__}")
-
-
-def _check_names(name: str, things: Mapping[Any, Any]) -> None:
-    """Of several: files name what belongs to each."""
-    if not all(isinstance(each, str) and each for each in things):
-        raise UserError(f"each {name} needs a name, as in {name}={{'a': ..., 'b': ...}}, got {list(things)}")
-    if without := [each for each, thing in things.items() if thing is None]:
-        raise UserError(f"{name} {without[0]!r} is None: leave it out")
 
 
 def _unwritable(folder: str) -> str | None:

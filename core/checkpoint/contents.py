@@ -190,3 +190,23 @@ def lay_out(framework: Framework, files: Mapping[str, Any]) -> Layout:
         pieces.extend(found)
         places.extend(payloads)
     return Layout(tuple(orders), at, tuple(texts), pieces, tuple(places))
+
+
+def check_things(model: Any, optimizer: Any, scheduler: Any) -> None:
+    """What is passed can be asked for its state. Raises UserError."""
+    for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
+        if isinstance(thing, Mapping):
+            _check_names(name, thing)
+        for each in thing.values() if isinstance(thing, Mapping) else (thing,):
+            if isinstance(each, type):
+                raise UserError(f"{name} is the class {each.__name__}: pass an object of it")
+            if each is not None and not hasattr(each, "state_dict"):
+                raise UserError(f"{name} has no state_dict(), and is of the type {type(each).__name__}")
+
+
+def _check_names(name: str, things: Mapping[Any, Any]) -> None:
+    """Of several: files name what belongs to each."""
+    if not all(isinstance(each, str) and each for each in things):
+        raise UserError(f"each {name} needs a name, as in {name}={{'a': ..., 'b': ...}}, got {list(things)}")
+    if without := [each for each, thing in things.items() if thing is None]:
+        raise UserError(f"{name} {without[0]!r} is None: leave it out")

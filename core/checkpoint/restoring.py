@@ -29,11 +29,13 @@ from elastic_adapter.core.checkpoint.manifest import (
 )
 from elastic_adapter.core.checkpoint.policy import shown, whole
 from elastic_adapter.core.checkpoint.saving import numbered
-from elastic_adapter.core.checkpoint.store import Checkpoint, is_unread
-from elastic_adapter.core.errors import UserError
+from elastic_adapter.core.checkpoint.store import Checkpoint, is_gone, is_unread
+from elastic_adapter.core.errors import UserError, in_one_line
 
 log = logging.getLogger(__name__)
 
+# What data parallelism and torch.compile put before the names of a model.
+_WRAPPERS = ("module.", "_orig_mod.")
 # So many names are told where many are wrong.
 _MOST_NAMED = 3
 
@@ -218,7 +220,7 @@ def is_damaged_in_storage(path: Path, error: Damaged | OSError) -> bool:
     except (Damaged, BadManifest):
         return True
     except OSError as again:
-        return not is_unread(again) and os.path.lexists(path)
+        return not is_unread(again) and not is_gone(path)
     return False
 
 
@@ -324,9 +326,11 @@ def _under(state: Mapping[str, Any], *keys: str) -> Any:
 
 
 def _unwrapped(weights: Mapping[str, Any], here: Collection[str]) -> Mapping[str, Any]:
-    """Names without what a wrapper of data parallelism puts before them, unless the model's own begin so."""
-    if weights and all(isinstance(name, str) and name.startswith("module.") and name not in here for name in weights):
-        return {name.removeprefix("module."): value for name, value in weights.items()}
+    """Names without what wrappers put before them, one within the other, unless the model's own begin so."""
+    names = [name for name in weights if isinstance(name, str) and name not in here]
+    for begin in _WRAPPERS:
+        if weights and len(names) == len(weights) and all(name.startswith(begin) for name in names):
+            return _unwrapped({name.removeprefix(begin): value for name, value in weights.items()}, here)
     return weights
 
 
@@ -379,8 +383,8 @@ def _apply_state(framework: Framework, where: str, name: str, thing: Any, found:
         load(found[name])
     except UserError as error:
         raise UserError(f"{where}: the state of the {name} does not fit: {error}") from None
-    except (ValueError, KeyError, RuntimeError, AssertionError, TypeError) as error:
-        raise UserError(f"{where}: the state of the {name} does not fit: {error}") from error
+    except (ValueError, LookupError, RuntimeError, AssertionError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: the state of the {name} does not fit: {in_one_line(error)}") from error
 
 
 def _same_names(path: str, what: str, found: Collection[str], wanted: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_adapter.core.checkpoint.calls import plainly
-from elastic_adapter.core.checkpoint.contents import Training, states
+from elastic_adapter.core.checkpoint.contents import Training, check_things, states
 from elastic_adapter.core.checkpoint.files import FOLDER, PLAIN, Damaged, kind_of, path_of
 from elastic_adapter.core.checkpoint.framework import Framework
 from elastic_adapter.core.checkpoint.manifest import (
@@ -47,6 +47,7 @@ def things(model: Any, optimizer: Any, scheduler: Any, extra: dict[str, Any]) ->
                 f"{name} has a state of its own, and is none of model, optimizer and scheduler: misspelt? "
                 f"If not, pass {name}.state_dict(), which is given back when it is loaded"
             )
+    check_things(model, optimizer, scheduler)
     return Training(model, optimizer, scheduler, extra=extra)
 
 

@@ -252,6 +252,15 @@ def is_unread(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
+def is_gone(path: Path) -> bool:
+    """Whether nothing is there any more. Where that can't be told, it is there, as far as anybody knows."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return not is_unread(error)
+    return False
+
+
 def regions(file: FileEntry) -> tuple[Region, ...]:
     return tuple(
         Region(each.name, each.dtype, each.shape, each.offset, each.nbytes, each.hash) for each in file.tensors

@@ -23,6 +23,7 @@ from elastic_adapter.core.checkpoint.pickles import Constant, check_import, made
 from elastic_adapter.core.checkpoint.torchfile import NAMES, TensorRef, TorchFile, read_torch
 from elastic_adapter.core.checkpoint.transfer import Target, read_into
 from elastic_adapter.core.checkpoint.trees import leaves, replace
+from elastic_adapter.core.errors import in_one_line
 
 # Every part begins at a multiple of the largest element's size, so that offsets stay whole numbers of elements.
 _CUT = 16
@@ -213,6 +214,7 @@ class _Loading:
         self._homes: dict[str, tuple[Any, int]] = {}
         self._sizes: dict[str, int] = {}
         self._built: dict[int, Any] = {}
+        self._is_checked = False
 
     def run(self, expected: Expected | None) -> Any:
         refs = list(leaves(self._file.path, self._file.state, TensorRef))
@@ -233,6 +235,7 @@ class _Loading:
             if ref.storage.key not in self._homes:
                 self._homes[ref.storage.key] = self._torch.UntypedStorage(ref.storage.nbytes), 0
         read_into(self._file.path, [self._target(key) for key in self._homes], expected)
+        self._is_checked = expected is not None
         with self._torch.no_grad():
             return replace(self._file.path, self._file.state, TensorRef | Constant, self._value)
 
@@ -273,10 +276,12 @@ class _Loading:
         return self._built[id(ref)]
 
     def _made(self, make: Callable[[], Any]) -> Any:
-        """What torch refuses to make is the file's fault: memory for it is there already."""
+        """What torch refuses to make is the file's fault, unless its bytes are known to be right."""
         try:
             return make()
         except (RuntimeError, TypeError, AttributeError) as error:
+            if self._is_checked:
+                raise Refused(self._file.path, f"what this torch does not make ({in_one_line(error)})") from error
             raise Damaged(self._file.path, f"torch does not make what it holds ({error})") from error
 
     def _constant(self, constant: Constant) -> Any:
@@ -285,7 +290,8 @@ class _Loading:
 
     def _build(self, ref: TensorRef) -> Any:
         storage, start = self._homes[ref.storage.key]
-        tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype))
+        # Wherever the program has its tensors made by default.
+        tensor = self._torch.empty(0, dtype=getattr(self._torch, ref.dtype), device="cpu")
         tensor.set_(storage, start // tensor.element_size() + ref.offset, ref.shape, ref.stride)
         if ref.conj:
             tensor = tensor.conj()

@@ -240,3 +240,24 @@ def watch():
         for pid in each.alive():
             os.kill(pid, 9)
         each.close()
+
+
+@pytest.fixture
+def no_entry(monkeypatch):
+    """``no_entry(folder)``: it can be listed, but what is in it can't be looked at, as without the right to search it."""
+
+    def close(folder):
+        begin = f"{folder}{os.sep}"
+
+        def closed(function):
+            def call(path, *args, **options):
+                if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(begin):
+                    raise PermissionError(13, "Permission denied", os.fspath(path))
+                return function(path, *args, **options)
+
+            return call
+
+        for name in ("stat", "lstat", "open", "scandir"):
+            monkeypatch.setattr(os, name, closed(getattr(os, name)))
+
+    return close

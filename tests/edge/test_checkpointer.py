@@ -634,6 +634,14 @@ def test_none_that_this_user_may_read(make, kind, root, monkeypatch):
     assert names(root) == [folder_name(1, 0)]
 
 
+def test_a_folder_whose_entries_this_user_may_not_look_at(make, kind, root, no_entry):
+    """They are there, and nobody waits until they are not."""
+    saved(make, kind, 1)
+    no_entry(root)
+    with pytest.raises(NotRestored, match=rf"can be read \({folder_name(1, 0)}\): see to it that they can$"):
+        make(kind()).restore()
+
+
 class Vocabulary:
     """Something of the user's with a state that can't be loaded: its file is gone, or a server is away."""
 
@@ -800,6 +808,23 @@ class TestChangedOptimizers:
         before.optimizer = before.framework.optim.Adam(parameters, lr=0.1)
         with pytest.raises(UserError, match=r"exp_avg of a parameter has the shape \[8, 8\] there, \[2\] here; do"):
             make(before, scheduler=None).restore()
+
+
+@pytest.mark.parametrize("function", ["save_checkpoint", "load_checkpoint"])
+def test_what_has_no_state(kind, tmp_path, function):
+    """Each function says so of what it is given, in one line."""
+    training = kind()
+    adapter = training.adapter()
+    for name, value, words in (
+        ("model", [training.model], r"model has no state_dict\(\), and is of the type list"),
+        ("model", training.model.state_dict(), r"model has no state_dict\(\)"),
+        ("optimizer", [training.optimizer], r"optimizer has no state_dict\(\), and is of the type list"),
+        ("optimizer", type(training.optimizer), "optimizer is the class Adam: pass an object of it"),
+        ("scheduler", object(), r"scheduler has no state_dict\(\), and is of the type object"),
+    ):
+        with pytest.raises(UserError, match=words):
+            getattr(adapter, function)(tmp_path / "at", **{name: value})
+    assert os.listdir(tmp_path) == []
 
 
 class TestMisfits:

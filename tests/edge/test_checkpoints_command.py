@@ -457,6 +457,17 @@ def test_deleted_while_it_is_verified(tmp_path, monkeypatch):
     assert told("verify", tmp_path) == ([(20, "deleted meanwhile", ""), (10, "verified", "")], 0)
 
 
+def test_a_folder_whose_entries_this_user_may_not_look_at(tmp_path, no_entry):
+    """They are there, as far as anybody knows."""
+    save(tmp_path, 10)
+    no_entry(tmp_path)
+    why = f"{MANIFEST}: Permission denied"
+    found, _ = told("list", tmp_path)
+    assert [(step, state) for step, state, _ in found] == [(10, "unreadable")]
+    assert why in found[0][2]
+    assert told("verify", tmp_path)[1] == 1
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_link_to_nothing(tmp_path, others):
     """It is called like a checkpoint, and is none: that is said, and nobody waits for it."""

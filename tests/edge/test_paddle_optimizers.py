@@ -120,6 +120,39 @@ def test_another_name(tmp_path):
         adapter.load_checkpoint(tmp_path / "at", model=again.model, optimizer=again.optimizer)
 
 
+@pytest.mark.parametrize("value", [3, np.ones(2, "float32")])
+def test_a_model_whose_state_holds_more_than_tensors(tmp_path, value):
+    """What is no tensor has no name, and nothing is kept for it."""
+
+    class Model(paddle.nn.Linear):
+        def __init__(self, more):
+            super().__init__(4, 3)
+            self.more = more
+
+        def state_dict(self, *args, **options):
+            return {**super().state_dict(*args, **options), "more": self.more}
+
+        def set_state_dict(self, state, *args, **options):
+            self.more = state["more"]
+            return super().set_state_dict({name: each for name, each in state.items() if name != "more"})
+
+    def made(more):
+        model = Model(more)
+        optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
+        model(paddle.rand([2, 4])).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (again, other) = made(value), made(value * 0)
+    adapter.save_checkpoint(tmp_path / "at", model=model, optimizer=optimizer)
+    adapter.load_checkpoint(tmp_path / "at", model=again, optimizer=other)
+    np.testing.assert_array_equal(again.more, value)
+    np.testing.assert_array_equal(again.weight.numpy(), model.weight.numpy())
+    kept = [each.state_dict().values() for each in (optimizer, other)]
+    for left, right in zip(*kept, strict=True):
+        np.testing.assert_array_equal(left.numpy(), right.numpy())
+
+
 @pytest.mark.parametrize(
     "names", [("w", "w_moment1"), ("w", "w_beta1"), ("w", "w_beta1_pow_acc"), ("w_1", "w_10", "w_1_0")]
 )
