@@ -271,9 +271,8 @@ def _before_the_end(job: Job, phase: Closing, event: Event, now: float) -> Step:
     save = in_flight(job)
     if save is not None and now < phase.until:
         return job, commands
-    late = () if save is None else (_not_waited_for(save),)
     after, more = _conclude(job, phase.outcome)
-    return after, (*commands, *late, *more)
+    return after, (*commands, *more)
 
 
 def _not_waited_for(save: Save) -> Tell:
@@ -1319,9 +1318,12 @@ def _closing_words(job: Job) -> str:
 
 
 def _conclude(job: Job, outcome: Outcome) -> Step:
+    save = in_flight(job)
+    late = () if save is None else (_not_waited_for(save),)
     job, told = _explain(job)
     return replace(job, phase=Finished(outcome)), (
         *told,
+        *late,
         *saves.unfinished(job),
         Conclude(outcome),
         *_send_to(job, job.nodes, Halt(outcome)),

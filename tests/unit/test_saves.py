@@ -861,6 +861,19 @@ class TestTheEnd:
         told = story(f"{SAVERS}; stage 40; ok 0 1; due on")
         assert words(told) == ["the checkpoint of step 40, which is being written, is not waited for any longer"]
 
+    @pytest.mark.parametrize("end", ["ok 0 1; stop a", "stop a"])
+    def test_an_end_in_a_hurry(self, end):
+        """It says what it leaves behind."""
+        told = story(f"{SAVERS}; stage 40; {end}")
+        assert outline(told.job) in ("succeeded 0", "stopped 130")
+        assert words(told) == ["the checkpoint of step 40, which is being written, is not waited for any longer"]
+
+    def test_a_stop_whose_time_is_over(self):
+        """All were asked to save once more, and that did not come: what came before is not forgotten."""
+        told = story(f"{SAVERS}; stage 40; leave a b; reached a:50 b:50; due on")
+        assert outline(told.job) == "stopped 143"
+        assert words(told) == ["the checkpoint of step 40, which is being written, is not waited for any longer"]
+
     def test_what_only_some_have_saved(self):
         """Will never be a checkpoint, and that is said at the end, too."""
         told = story(SAVERS)
