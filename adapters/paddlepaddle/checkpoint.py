@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from elastic_adapter.adapters.paddlepaddle import accumulators
 from elastic_adapter.adapters.paddlepaddle.names import (
     MASTERS,
+    SCALE,
     SCHEDULE,
     called_anew,
     check_some_known,
@@ -29,8 +31,6 @@ from elastic_adapter.core.errors import UserError, in_one_line
 
 log = logging.getLogger(__name__)
 
-# How names of numbers end that belong to a tensor, where that is kept in few bits.
-_SCALE = ".SCALE_VALUE"
 # Of a generator of random numbers: how many there are in its state, and about how many digits that may have.
 _KEYS = 312
 _LONGEST_STATE = 10_000
@@ -145,8 +145,13 @@ class Paddle:
             raise UserError(f"the optimizer does not take this state: {words}")
         if lost := strangers(optimizer, named):
             log.warning("the optimizer has no parameter of %s: what was kept for it is not restored", ", ".join(lost))
+        self._restore_optimizer(optimizer, named)
+
+    def _restore_optimizer(self, optimizer: Any, named: Mapping[str, Any]) -> None:
         try:
-            optimizer.set_state_dict(named)
+            accumulators.restore(self._paddle, optimizer, named)
+        except UserError as error:
+            raise UserError(f"the optimizer does not take this state: {error}") from None
         except (AssertionError, ValueError, RuntimeError) as error:
             raise UserError(f"the optimizer does not take this state: {in_one_line(error)}") from error
         except (KeyError, TypeError, AttributeError) as error:
@@ -236,7 +241,7 @@ class Paddle:
             name, own = join(where, key), here.get(key)
             if key == SCHEDULE or self._is_tensor(value):
                 continue
-            is_accumulator = isinstance(key, str) and any(owners(key, parameters)) and not key.endswith(_SCALE)
+            is_accumulator = isinstance(key, str) and any(owners(key, parameters)) and not key.endswith(SCALE)
             if where == MASTERS or is_accumulator or isinstance(own, self._paddle.Tensor):
                 yield name, value
             elif isinstance(value, Mapping) and (isinstance(own, Mapping) or name == MASTERS):

@@ -15,7 +15,12 @@ from elastic_adapter.core.errors import UserError
 # Of an optimizer's state: what is kept for no parameter.
 SCHEDULE = "LR_Scheduler"
 MASTERS = "master_weights"
+# How names of numbers end that belong to a tensor, where that is kept in few bits.
+SCALE = ".SCALE_VALUE"
 _MOST_NAMED = 3
+
+# What is kept, and for which parameter or master weight.
+Place = tuple[str, str]
 
 
 def parameters_of(optimizer: Any) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def called_anew(
     """
     masters = {name: name_of(each) for name, each in state.get(MASTERS, {}).items()}
     anew = _masters_anew(optimizer, masters, renamed)
-    names, kept = {**renamed, **anew}, _kept(optimizer) or ()
+    names, kept = {**renamed, **anew}, _kept(optimizer) or frozenset()
     if all(then == now for then, now in names.items()):
         return dict(state), anew
     found: dict[str, Any] = {}
@@ -70,11 +75,11 @@ def _masters_anew(optimizer: Any, masters: Mapping[str, str], renamed: Mapping[s
     return {then: now for then, now in found.items() if then}
 
 
-def _anew(key: str, names: Mapping[str, str], kept: tuple[str, ...]) -> str:
+def _anew(key: str, names: Mapping[str, str], kept: Collection[str]) -> str:
     """linear_7.w_0_moment1_0 for linear_0.w_0_moment1_0. The longest name counts after which comes what is kept."""
-    possible = list(owners(key, names))
-    owner = next((each for each in possible if _rest(key, each).startswith(kept)), possible[0] if possible else None)
-    return key if owner is None else f"{names[owner]}_{_rest(key, owner)}"
+    place = _place(key, names, kept)
+    owner = place[1] if place is not None else next(owners(key, names), None)
+    return key if owner is None else names[owner] + key[len(owner) :]
 
 
 def _once(pairs: Iterable[tuple[str, Any]], before: Collection[str] = ()) -> dict[str, Any]:
@@ -102,9 +107,18 @@ def of_others(optimizer: Any, state: Mapping[str, Any], masters: Iterable[str]) 
     if (kept := _kept(optimizer)) is None:
         return []
     names = {*parameters_of(optimizer), *masters}
-    found = {key: list(owners(key, names)) for key in state}
-    wrong = (key for key, each in found.items() if each and not any(_rest(key, name).startswith(kept) for name in each))
-    return [key for _, key in zip(range(_MOST_NAMED), wrong, strict=False)]
+    known = (key for key in state if any(owners(key, names)) and not key.endswith(SCALE))
+    return [key for key in known if _place(key, names, kept) is None][:_MOST_NAMED]
+
+
+def places(optimizer: Any, state: Mapping[str, Any], masters: Iterable[str]) -> dict[str, Place] | None:
+    """What each tensor of a state is, by its key; None: not all of it can be told."""
+    if not (kept := _kept(optimizer)):
+        return None
+    names = {*parameters_of(optimizer), *masters}
+    found = {key: _place(key, names, kept) for key in state if key not in (SCHEDULE, MASTERS)}
+    known = {key: place for key, place in found.items() if place is not None}
+    return known if len(known) == len(found) else None
 
 
 def check_some_known(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -121,18 +135,26 @@ def check_some_known(optimizer: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def _kept(optimizer: Any) -> tuple[str, ...] | None:
-    """How the names begin of what an optimizer of this kind keeps for a parameter; None: paddle does not tell."""
+def _place(key: str, names: Collection[str], kept: Collection[str]) -> Place | None:
+    """moment1 and linear_0.w_0 for linear_0.w_0_moment1_0. The number says how often that name was given before."""
+    body, _, number = key.rpartition("_")
+    if number.isdecimal():
+        for owner in owners(key, names):
+            if (what := body[len(owner) + 1 :]) in kept:
+                return what, owner
+    return None
+
+
+def _kept(optimizer: Any) -> frozenset[str] | None:
+    """What an optimizer of this kind may keep for a parameter; None: paddle does not tell."""
     kind = type(optimizer)
     if not kind.__module__.startswith("paddle.optimizer."):
         return None
     own = getattr(optimizer, "_name", None)
     begin = "" if own is None else f"{own}_"
-    return tuple(f"{begin}{getattr(kind, name)}_" for name in dir(kind) if name.endswith("_acc_str"))
-
-
-def _rest(key: str, owner: str) -> str:
-    return key[len(owner) + 1 :]
+    # _moment1_acc_str, _moment2_acc_max_str
+    told = (name for name in dir(kind) if "_acc_" in name and name.endswith("_str"))
+    return frozenset(f"{begin}{getattr(kind, name)}" for name in told)
 
 
 def name_of(value: Any) -> str:

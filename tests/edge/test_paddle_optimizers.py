@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -194,3 +196,188 @@ def test_names_that_begin_alike(tmp_path, names):
         turn(model, optimizer)
         here = {(what, owner): t.numpy() for what, of in optimizer._accumulators.items() for owner, t in of.items()}
         assert_same(kept, here)
+
+
+class Turned:
+    """A training of two layers, of which some may be frozen."""
+
+    def __init__(self, seed, kind=None, **options):
+        paddle.seed(seed)
+        self.model = paddle.nn.Sequential(paddle.nn.Linear(4, 3), paddle.nn.Linear(3, 2))
+        self.optimizer = (kind or paddle.optimizer.Adam)(0.1, parameters=self.model.parameters(), **options)
+
+    def things(self):
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def turn(self, *, frozen=(), optimizer=None):
+        optimizer = optimizer or self.optimizer
+        for number, layer in enumerate(self.model):
+            for each in layer.parameters():
+                each.stop_gradient = number in frozen
+        self.model(paddle.arange(8, dtype="float32").reshape([2, 4])).square().sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    def values(self):
+        return [each.numpy() for each in self.model.parameters()]
+
+    def back(self, other, path):
+        """What the other one has goes into this one."""
+        adapter.save_checkpoint(path, **other.things(), verify="off")
+        adapter.load_checkpoint(path, **self.things())
+        return self
+
+
+def assert_equal(left, right):
+    for mine, other in zip(left.values(), right.values(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("Adam", {"amsgrad": True}),
+        ("AdamW", {"amsgrad": True}),
+        ("Adam", {"lazy_mode": True}),
+        ("Adam", {"use_multi_tensor": True}),
+        ("Momentum", {"use_multi_tensor": True}),
+        ("Momentum", {"use_nesterov": True}),
+        ("RMSProp", {"centered": True, "momentum": 0.9}),
+        ("AdamW", {"apply_decay_param_fun": lambda name: name.endswith("w_0")}),
+        ("Lamb", {"exclude_from_weight_decay_fn": lambda parameter: parameter.name.endswith("b_0")}),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_ways_to_set_one_up(tmp_path, kind, options, begun):
+    """The training goes on as if it had not stopped."""
+    left, restarted = (Turned(seed, getattr(paddle.optimizer, kind), **options) for seed in (1, 2))
+    left.turn()
+    left.turn()
+    if begun:
+        restarted.turn()
+    restarted.back(left, tmp_path / "at")
+    for training in (left, restarted):
+        training.turn()
+        training.turn()
+    assert_equal(left, restarted)
+
+
+def test_groups(tmp_path):
+    """Each with a rate and a decay of its own."""
+
+    def made(seed):
+        training = Turned(seed)
+        groups = [
+            {"params": training.model[0].parameters(), "learning_rate": 0.5, "beta1": 0.7},
+            {"params": training.model[1].parameters(), "weight_decay": 0.1},
+        ]
+        training.optimizer = paddle.optimizer.AdamW(0.1, parameters=groups)
+        return training
+
+    left, restarted = made(1), made(2)
+    left.turn()
+    left.turn()
+    restarted.back(left, tmp_path / "at")
+    for training in (left, restarted):
+        training.turn()
+        training.turn()
+    assert_equal(left, restarted)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_layer_that_is_trained_later(tmp_path, frozen, begun):
+    """Its first gradient comes after the restart, as when it is unfrozen at an epoch's start."""
+    left, restarted = Turned(1), Turned(2)
+    for _ in range(2):
+        left.turn(frozen=[frozen])
+    if begun:
+        restarted.turn()
+    restarted.back(left, tmp_path / "at")
+    for training in (left, restarted):
+        training.turn()
+        training.turn()
+    assert_equal(left, restarted)
+
+
+def test_a_layer_that_is_frozen_meanwhile(tmp_path):
+    """What was kept for it is not lost between two restarts."""
+    left = Turned(1)
+    left.turn()
+    once = Turned(2).back(left, tmp_path / "one")
+    for training in (left, once):
+        training.turn(frozen=[0])
+    twice = Turned(3).back(once, tmp_path / "two")
+    for training in (left, twice):
+        training.turn()
+    assert_equal(left, twice)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_back_to_before_it_was_trained(tmp_path, turns):
+    """In the midst of a training: what was kept since then is forgotten."""
+    left = Turned(1)
+    for _ in range(turns):
+        left.turn(frozen=[0])
+    other = Turned(2)
+    for _ in range(3):
+        other.turn()
+    other.back(left, tmp_path / "at")
+    for training in (left, other):
+        training.turn()
+        training.turn()
+    assert_equal(left, other)
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_another_optimizer_of_the_same_parameters(tmp_path, which, begun):
+    """Paddle numbers the names of what is kept: one more optimizer, here or there, and they are other ones."""
+    left, restarted = Turned(1), Turned(2)
+    for training in [left] if which == "before" else [restarted]:
+        training.turn(optimizer=paddle.optimizer.Adam(0.1, parameters=training.model.parameters()))
+    left.turn()
+    if begun:
+        restarted.turn()
+    restarted.back(left, tmp_path / "at")
+    for training in (left, restarted):
+        training.turn()
+    assert_equal(left, restarted)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "words"),
+    [
+        (("Adam", {}), ("Adam", {"amsgrad": True}), r"set up in another way: it has no linear_\d+.w_0_moment2_max"),
+        (("Adam", {"amsgrad": True}), ("Adam", {}), r"way: Adam has no use for linear_\d+.w_0_moment2_max"),
+        (
+            ("Adam", {}),
+            ("RAdam", {}),
+            r"another kind of optimizer: RAdam has no use for linear_\d+.w_0_beta1_pow_acc_0",
+        ),
+        (("Adagrad", {}), ("Adamax", {}), r"set up in another way: it has no linear_\d+.w_0_"),
+    ],
+)
+def test_one_that_keeps_other_things(tmp_path, then, now, words):
+    """It would fail in its next step."""
+    left, other = (Turned(1, getattr(paddle.optimizer, kind), **options) for kind, options in (then, now))
+    left.turn()
+    with pytest.raises(UserError, match=words):
+        other.back(left, tmp_path / "at")
+
+
+@pytest.mark.parametrize(("then", "now"), [("float16", False), ("float16", True)])
+def test_master_weights_that_only_one_has(tmp_path, then, now):
+    """A state with them is not one without."""
+    trained, again = Trained("Adam", then, begun=True), Trained("Adam", then)
+    if now:
+        trained, again = again, trained
+        trained.optimizer._multi_precision = False
+    else:
+        again.optimizer._multi_precision = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained.begin()
+        adapter.save_checkpoint(tmp_path / "at", model=trained.model, optimizer=trained.optimizer, verify="off")
+        with pytest.raises(UserError, match="set up in another way"):
+            adapter.load_checkpoint(tmp_path / "at", model=again.model, optimizer=again.optimizer)
