@@ -228,7 +228,11 @@ class Turned:
         return self
 
 
-def assert_equal(left, right):
+def assert_alike(left, right):
+    """They go on alike."""
+    for each in (left, right):
+        each.turn()
+        each.turn()
     for mine, other in zip(left.values(), right.values(), strict=True):
         np.testing.assert_array_equal(mine, other)
 
@@ -256,10 +260,7 @@ def test_ways_to_set_one_up(tmp_path, kind, options, begun):
     if begun:
         restarted.turn()
     restarted.back(left, tmp_path / "at")
-    for training in (left, restarted):
-        training.turn()
-        training.turn()
-    assert_equal(left, restarted)
+    assert_alike(left, restarted)
 
 
 def test_groups(tmp_path):
@@ -278,10 +279,7 @@ def test_groups(tmp_path):
     left.turn()
     left.turn()
     restarted.back(left, tmp_path / "at")
-    for training in (left, restarted):
-        training.turn()
-        training.turn()
-    assert_equal(left, restarted)
+    assert_alike(left, restarted)
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
@@ -294,10 +292,7 @@ def test_a_layer_that_is_trained_later(tmp_path, frozen, begun):
     if begun:
         restarted.turn()
     restarted.back(left, tmp_path / "at")
-    for training in (left, restarted):
-        training.turn()
-        training.turn()
-    assert_equal(left, restarted)
+    assert_alike(left, restarted)
 
 
 def test_a_layer_that_is_frozen_meanwhile(tmp_path):
@@ -308,9 +303,7 @@ def test_a_layer_that_is_frozen_meanwhile(tmp_path):
     for training in (left, once):
         training.turn(frozen=[0])
     twice = Turned(3).back(once, tmp_path / "two")
-    for training in (left, twice):
-        training.turn()
-    assert_equal(left, twice)
+    assert_alike(left, twice)
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -323,10 +316,7 @@ def test_back_to_before_it_was_trained(tmp_path, turns):
     for _ in range(3):
         other.turn()
     other.back(left, tmp_path / "at")
-    for training in (left, other):
-        training.turn()
-        training.turn()
-    assert_equal(left, other)
+    assert_alike(left, other)
 
 
 @pytest.mark.parametrize("which", ["before", "after"])
@@ -340,9 +330,7 @@ def test_another_optimizer_of_the_same_parameters(tmp_path, which, begun):
     if begun:
         restarted.turn()
     restarted.back(left, tmp_path / "at")
-    for training in (left, restarted):
-        training.turn()
-    assert_equal(left, restarted)
+    assert_alike(left, restarted)
 
 
 @pytest.mark.parametrize(
