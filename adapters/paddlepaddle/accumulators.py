@@ -17,11 +17,14 @@ def restore(paddle: Any, optimizer: Any, state: Mapping[str, Any]) -> None:
     """A state in terms of what things are called here. Raises UserError, or what paddle raises."""
     masters = {name: name_of(each) for name, each in state.get(MASTERS, {}).items()}
     kept = places(optimizer, state, masters.values())
-    # Several tensors as one: who does that holds them in lists of its own.
-    if kept is None or getattr(optimizer, "_use_multi_tensor", False) or paddle.is_compiled_with_xpu():
+    if kept is None or paddle.is_compiled_with_xpu():
         optimizer.set_state_dict(state)
         return
     wanted = {place: state[key] for key, place in kept.items()}
+    if getattr(optimizer, "_use_multi_tensor", False) and wanted.keys() != _here(optimizer).keys() != set():
+        # It holds them in lists of its own, which nothing can be taken from or put into.
+        optimizer.set_state_dict(state)
+        return
     _let_go(optimizer, wanted)
     here = _here(optimizer)
     rest = {key: state[key] for key in (SCHEDULE, MASTERS) if key in state}
